@@ -1,0 +1,240 @@
+"""What is stored: one class for one kind of row. Times are milliseconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tuneyard.configs import LoraSettings
+
+
+class Record(BaseModel):
+    """A row of the table."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+
+class Role(StrEnum):
+    """What a key may do in its team."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+
+
+class JobStatus(StrEnum):
+    """Where a training job stands; the last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def final(self) -> bool:
+        """Whether the job will never change again."""
+        return self in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED)
+
+
+class JobKind(StrEnum):
+    """What a job computes."""
+
+    RL = "rl"
+    SFT = "sft"
+
+
+class Team(Record):
+    """Who owns models, keys and bills; its name is the ``entity`` of everything it owns."""
+
+    name: str
+    created_at: int
+
+
+class ApiKey(Record):
+    """A bearer key, kept as the SHA-256 of its 256 random bits."""
+
+    id: str
+    hash: str
+    team: str
+    user: str
+    role: Role
+    created_at: int
+    revoked_at: int | None = None
+
+
+class Model(Record):
+    """A trainable model: a base model, and the adapter checkpoints that its jobs make."""
+
+    id: str
+    entity: str
+    project: str
+    name: str
+    base_model: str
+    run_id: str
+    lora: LoraSettings = Field(default_factory=LoraSettings)
+    created_at: int
+    created_by: str
+    last_step: int = 0
+    active_job: str | None = None
+
+    @property
+    def collection(self) -> str:
+        """The name of its artifact collection, ``entity/project/name``."""
+        return f"{self.entity}/{self.project}/{self.name}"
+
+
+class Checkpoint(Record):
+    """An adapter that a job made: a version of the model's artifact collection."""
+
+    id: str
+    model_id: str
+    step: int
+    job_id: str
+    kind: JobKind
+    prefix: str
+    metrics: dict[str, float] = Field(default_factory=dict)
+    files: list[CheckpointFile] = Field(default_factory=list)
+    lineage: dict[str, Any] = Field(default_factory=dict)
+    created_at: int
+
+
+class CheckpointFile(BaseModel):
+    """One object of a checkpoint; ``name`` is relative to the checkpoint's prefix."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class OpenJob(Record):
+    """A job of a model that is not final yet; the first one of a model is the one that may run."""
+
+    model_id: str
+    created_at: int
+    job_id: str
+
+
+class Collection(Record):
+    """The name of an artifact collection, ``entity/project/name``, and the model whose checkpoints are its versions."""
+
+    name: str
+    model_id: str
+
+
+class Alias(Record):
+    """A name for one version of a collection; the version of a checkpoint is its step."""
+
+    collection: str
+    alias: str
+    version: int
+
+
+class Idempotency(Record):
+    """Which job a request made, so that the same request again makes none."""
+
+    team: str
+    hash: str
+    body_hash: str
+    job_id: str
+    expires: int
+    """Seconds since 1970: when the table forgets it."""
+
+
+class Job(Record):
+    """A training job, its lease while it runs, and its outcome."""
+
+    id: str
+    team: str
+    model_id: str
+    collection: str
+    base_model: str
+    kind: JobKind
+    status: JobStatus
+    config: dict[str, Any]
+    experimental_config: dict[str, Any]
+    input_key: str
+    training_data_url: str | None = None
+    created_at: int
+    created_by: str
+    started_at: int | None = None
+    finished_at: int | None = None
+    rung_at: int | None = None
+    error_message: str | None = None
+    checkpoint_step: int | None = None
+    num_sequences: int | None = None
+    num_trained_tokens: int | None = None
+
+    last_event: int = 0
+    """Events of the job so far: the sequence number of its newest one."""
+    progress: int = 0
+    """Events that its trainer has appended: what a resumed trainer skips."""
+    worker: str | None = None
+    lease: str | None = None
+    lease_until: int | None = None
+    deaths: int = 0
+    """Workers that died on it since it last made progress."""
+
+
+class JobEvent(Record):
+    """One entry of a job's history; ``seq`` counts from 1 without a gap."""
+
+    id: str
+    job_id: str
+    seq: int
+    type: str
+    data: dict[str, Any] = Field(default_factory=dict)
+    created_at: int
+
+
+class Run(Record):
+    """The metric history that is made with a model."""
+
+    id: str
+    entity: str
+    project: str
+    name: str
+    model_id: str
+    user: str
+    created_at: int
+    last_row: int = 0
+
+
+class RunRow(Record):
+    """One row of a run's history."""
+
+    run_id: str
+    row: int
+    metrics: dict[str, float]
+    created_at: int
+
+
+class ArtifactEvent(Record):
+    """Something that happened to an artifact or a run; written in one transaction with the change itself."""
+
+    id: str
+    type: Literal["ADD_ARTIFACT_ALIAS", "ADD_ARTIFACT_TAG", "LINK_ARTIFACT", "RUN_METRIC", "RUN_STATE"]
+    entity: str
+    project: str
+    author: str
+    collection: str | None = None
+    version: int | None = None
+    alias: str | None = None
+    tag: str | None = None
+    run_id: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+    created_at: int
+    published_at: int | None = None
+
+
+class Worker(Record):
+    """A process that was seen doing its part, so that the system check can tell."""
+
+    kind: Literal["trainer", "sweep", "sender"]
+    name: str
+    seen_at: int
+    expires: int
+
+
+Checkpoint.model_rebuild()

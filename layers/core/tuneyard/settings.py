@@ -1,0 +1,48 @@
+"""What the process reads from its environment: read once, typed, and a missing one stops the process at start."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class BaseModelSpec(BaseModel):
+    """A base model on offer: a Hugging Face folder or id, and the learning rate that works on it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    source: str
+    learning_rate: float = 5e-6
+    context_length: int | None = None
+    revision: str | None = None
+
+
+class Settings(BaseSettings):
+    """Every environment variable that the control plane, the trainer and the inference service know."""
+
+    model_config = SettingsConfigDict(env_prefix="TUNEYARD_", extra="ignore")
+
+    table_name: str
+    bucket_name: str
+    training_queue_url: str
+    bus_name: str
+    base_models: list[BaseModelSpec] = Field(min_length=1)
+    inference_engine_url: str = ""
+    engine_token: str = ""
+    max_body_bytes: int = 6_000_000
+    max_unpacked_bytes: int = 256_000_000
+    events_hold_seconds: float = Field(20.0, ge=0, le=20)
+    lease_seconds: float = Field(60.0, ge=2)
+    upload_seconds: int = 3600
+    key_concurrency: int = 2000
+    project_concurrency: int = 6000
+    scale_to_zero: bool = False
+
+
+@lru_cache
+def settings() -> Settings:
+    """The settings of this process; tests that change the environment call ``settings.cache_clear()``."""
+    return Settings()

@@ -1,0 +1,354 @@
+"""The table: the one module that can spell a key.
+
+row             pk                          sk                          by_team / by_model / due
+Team            TEAM#{team}                 TEAM
+ApiKey          KEY#{sha256}                KEY                         by_team TEAM#{team}#KEYS
+Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS
+Checkpoint      MODEL#{id}                  STEP#{step}
+OpenJob         MODEL#{id}                  OPEN#{created_at}#{job}     jobs of a model that are not final, in order
+Collection      COLLECTION#{name}           COLLECTION                  makes {entity}/{project}/{name} unique
+Alias           COLLECTION#{name}           ALIAS#{alias}
+Job             JOB#{id}                    JOB                         by_team TEAM#{team}#JOBS, by_model MODEL#{id}#JOBS,
+                                                                        due JOBS while not final
+JobEvent        JOB#{id}                    EVENT#{seq}
+Run             RUN#{id}                    RUN
+RunRow          RUN#{id}                    ROW#{row}
+ArtifactEvent   EVENT#{id}                  EVENT                       due EVENTS until published
+Idempotency     IDEMPOTENCY#{team}          KEY#{sha256}                expires
+Worker          WORKERS                     {kind}#{name}               expires
+
+Scalars are attributes of their own, so that conditions can name them; everything else (floats, lists, maps) is JSON
+text in the attribute ``json``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import boto3
+from boto3.dynamodb.conditions import Attr, ConditionBase, ConditionExpressionBuilder, Key
+from boto3.dynamodb.types import TypeDeserializer, TypeSerializer
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from tuneyard.errors import Conflict
+from tuneyard.records import (
+    Alias, ApiKey, ArtifactEvent, Checkpoint, Collection, Idempotency, Job, JobEvent, Model, OpenJob, Record, Run,
+    RunRow, Team, Worker,
+)  # fmt: skip
+from tuneyard.settings import settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+R = TypeVar("R", bound=Record)
+Keys = tuple[str, str]
+
+_KEYS: dict[type[Record], Callable[..., Keys]] = {
+    Team: lambda name: (f"TEAM#{name}", "TEAM"),
+    ApiKey: lambda hash: (f"KEY#{hash}", "KEY"),
+    Model: lambda id: (f"MODEL#{id}", "MODEL"),
+    Checkpoint: lambda model_id, step: (f"MODEL#{model_id}", f"STEP#{step:010d}"),
+    OpenJob: lambda model_id, created_at, job_id: (f"MODEL#{model_id}", f"OPEN#{created_at:013d}#{job_id}"),
+    Collection: lambda name: (f"COLLECTION#{name}", "COLLECTION"),
+    Alias: lambda collection, alias: (f"COLLECTION#{collection}", f"ALIAS#{alias}"),
+    Job: lambda id: (f"JOB#{id}", "JOB"),
+    JobEvent: lambda job_id, seq: (f"JOB#{job_id}", f"EVENT#{seq:010d}"),
+    Run: lambda id: (f"RUN#{id}", "RUN"),
+    RunRow: lambda run_id, row: (f"RUN#{run_id}", f"ROW#{row:010d}"),
+    ArtifactEvent: lambda id: (f"EVENT#{id}", "EVENT"),
+    Idempotency: lambda team, hash: (f"IDEMPOTENCY#{team}", f"KEY#{hash}"),
+    Worker: lambda kind, name: ("WORKERS", f"{kind}#{name}"),
+}
+_IDENTITY: dict[type[Record], tuple[str, ...]] = {
+    Team: ("name",), ApiKey: ("hash",), Model: ("id",), Checkpoint: ("model_id", "step"),
+    OpenJob: ("model_id", "created_at", "job_id"), Collection: ("name",), Alias: ("collection", "alias"), Job: ("id",),
+    JobEvent: ("job_id", "seq"), Run: ("id",), RunRow: ("run_id", "row"), ArtifactEvent: ("id",),
+    Idempotency: ("team", "hash"), Worker: ("kind", "name"),
+}  # fmt: skip
+_INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
+    ApiKey: lambda r: {"by_team": (f"TEAM#{r.team}#KEYS", _when(r))},
+    Model: lambda r: {"by_team": (f"TEAM#{r.entity}#MODELS", _when(r))},
+    Job: lambda r: {
+        "by_team": (f"TEAM#{r.team}#JOBS", _when(r)),
+        "by_model": (f"MODEL#{r.model_id}#JOBS", _when(r)),
+        **({} if r.status.final else {"due": ("JOBS", _when(r))}),
+    },
+    ArtifactEvent: lambda r: {} if r.published_at else {"due": ("EVENTS", _when(r))},
+}
+_CHILDREN: dict[type[Record], tuple[str, str]] = {
+    Checkpoint: ("MODEL#", "STEP#"), OpenJob: ("MODEL#", "OPEN#"), Alias: ("COLLECTION#", "ALIAS#"),
+    JobEvent: ("JOB#", "EVENT#"), RunRow: ("RUN#", "ROW#"),
+}  # fmt: skip
+_WRITE, _READ = TypeSerializer(), TypeDeserializer()
+
+
+@lru_cache
+def _client() -> DynamoDBClient:
+    return boto3.client("dynamodb", config=Config(retries={"mode": "standard", "max_attempts": 5}))
+
+
+class ConditionFailed(Conflict):
+    """A conditional write found the table otherwise; ``failed`` holds the places of the writes that were refused."""
+
+    def __init__(self, failed: list[int]) -> None:
+        super().__init__("The record changed in the meantime. Read it again, then repeat the request.")
+        self.failed = failed
+
+
+@dataclass(frozen=True)
+class Put:
+    """Write a whole record; ``new`` refuses to overwrite one."""
+
+    record: Record
+    new: bool = False
+    when: ConditionBase | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """Change attributes of a record that exists. None removes an attribute; ``add`` counts; ``drop`` leaves an index."""
+
+    kind: type[Record]
+    identity: tuple[Any, ...]
+    set: dict[str, Any] = field(default_factory=dict)
+    add: dict[str, int] = field(default_factory=dict)
+    drop: str | None = None
+    when: ConditionBase | None = None
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Remove a record; without ``when`` it may be gone already."""
+
+    kind: type[Record]
+    identity: tuple[Any, ...]
+    when: ConditionBase | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """Refuse the transaction unless a record is as ``when`` says."""
+
+    kind: type[Record]
+    identity: tuple[Any, ...]
+    when: ConditionBase
+
+
+Write = Put | Update | Delete | Check
+
+
+def get(kind: type[R], *identity: Any) -> R | None:
+    """The record as it stands now (a consistent read), or None."""
+    item = _client().get_item(TableName=settings().table_name, Key=_key(kind, identity), ConsistentRead=True).get("Item")
+    return _record(kind, item) if item else None
+
+
+def write(change: Put | Update | Delete) -> None:
+    """Make one change; ConditionFailed when its condition does not hold."""
+    transact(change)
+
+
+def transact(*changes: Write) -> None:
+    """Make all changes or none (at most 100); ConditionFailed names the ones whose condition does not hold."""
+    items = [_change(change) for change in changes]
+    try:
+        if len(items) == 1 and "ConditionCheck" not in items[0]:
+            ((verb, parameters),) = items[0].items()
+            getattr(_client(), {"Put": "put_item", "Update": "update_item", "Delete": "delete_item"}[verb])(**parameters)
+        else:
+            _client().transact_write_items(TransactItems=items)  # type: ignore[arg-type]
+    except ClientError as error:
+        code = error.response["Error"]["Code"]
+        if code == "ConditionalCheckFailedException":
+            raise ConditionFailed([0]) from error
+        if code == "TransactionCanceledException":
+            reasons = error.response.get("CancellationReasons", [])
+            failed = [i for i, reason in enumerate(reasons) if reason.get("Code") == "ConditionalCheckFailed"]
+            if failed or any(reason.get("Code") == "TransactionConflict" for reason in reasons):
+                raise ConditionFailed(failed) from error
+        raise
+
+
+def count(kind: type[R], *identity: Any, attribute: str) -> int:
+    """Add one to a counter of a record that exists, and return its new value."""
+    answer = _client().update_item(
+        TableName=settings().table_name, Key=_key(kind, identity), ReturnValues="UPDATED_NEW",
+        UpdateExpression="ADD #a :one", ConditionExpression="attribute_exists(pk)",
+        ExpressionAttributeNames={"#a": attribute}, ExpressionAttributeValues={":one": {"N": "1"}},
+    )  # fmt: skip
+    return int(answer["Attributes"][attribute]["N"])
+
+
+def children(
+    kind: type[R], parent: str, *, after: tuple[Any, ...] | None = None, limit: int, descending: bool = False
+) -> list[R]:
+    """At most ``limit`` records of one item collection in order (a consistent read), after the place named."""
+    partition, prefix = _CHILDREN[kind]
+    condition = Key("pk").eq(partition + parent) & Key("sk").begins_with(prefix)
+    start = None if after is None else _key(kind, (parent, *after))
+    return [_record(kind, item) for item in _query(condition, None, limit, descending, start=start)]
+
+
+def listed(
+    kind: type[R], index: str, owner: str, *, after: R | None = None, limit: int, descending: bool = False,
+    only: ConditionBase | None = None,
+) -> list[R]:  # fmt: skip
+    """At most ``limit`` records of an index partition, in order of creation; see the table of indexes above."""
+    partition = {"by_team": f"TEAM#{owner}#", "by_model": f"MODEL#{owner}#", "due": ""}[index]
+    partition += {ApiKey: "KEYS", Model: "MODELS", Job: "JOBS", ArtifactEvent: "EVENTS"}[kind]
+    condition = Key(f"{index}_pk").eq(partition)
+    if after is not None:
+        edge = Key(f"{index}_sk")
+        condition &= edge.lt(_when(after)) if descending else edge.gt(_when(after))
+    return [_record(kind, item) for item in _query(condition, index, limit, descending, only=only)]
+
+
+def reachable() -> None:
+    """Ask the table for a row that is not there: raises when the table cannot be reached."""
+    _client().get_item(TableName=settings().table_name, Key={"pk": {"S": "PING"}, "sk": {"S": "PING"}})
+
+
+def exists() -> ConditionBase:
+    """The condition that the record is there."""
+    return Attr("pk").exists()
+
+
+def _query(
+    condition: ConditionBase, index: str | None, limit: int, descending: bool, *,
+    only: ConditionBase | None = None, start: dict[str, Any] | None = None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    names, values = _Names(), _Values()
+    request: dict[str, Any] = {
+        "TableName": settings().table_name, "ScanIndexForward": not descending,
+        "KeyConditionExpression": _expression(condition, names, values, is_key=True),
+    }  # fmt: skip
+    if only is not None:
+        request["FilterExpression"] = _expression(only, names, values)
+    if index is None:
+        request["ConsistentRead"] = True
+    else:
+        request["IndexName"] = index
+    request |= {"ExpressionAttributeNames": names, "ExpressionAttributeValues": values}
+    if start is not None:
+        request["ExclusiveStartKey"] = start
+    while limit > 0:
+        answer = _client().query(**request, Limit=limit if only is None else 100)
+        for item in answer["Items"][:limit]:
+            yield item
+            limit -= 1
+        if "LastEvaluatedKey" not in answer:
+            return
+        request["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
+
+
+def _change(change: Write) -> dict[str, Any]:
+    names, values = _Names(), _Values()
+    request: dict[str, Any] = {"TableName": settings().table_name}
+    match change:
+        case Put(record, new, when):
+            request["Item"] = _item(record)
+            condition = Attr("pk").not_exists() if new else None
+            condition = when if condition is None else condition | when if when is not None else condition
+        case Update(kind, identity, changed, add, drop, when):
+            request["Key"] = _key(kind, identity)
+            request["UpdateExpression"] = _update(changed, add, drop, names, values)
+            condition = exists() if when is None else exists() & when
+        case Delete(kind, identity, when) | Check(kind, identity, when):
+            request["Key"] = _key(kind, identity)
+            condition = when
+    if condition is not None:
+        request["ConditionExpression"] = _expression(condition, names, values)
+    if names:
+        request["ExpressionAttributeNames"] = dict(names)
+    if values:
+        request["ExpressionAttributeValues"] = dict(values)
+    verb = "ConditionCheck" if isinstance(change, Check) else type(change).__name__
+    return {verb: request}
+
+
+def _update(
+    changed: dict[str, Any], add: dict[str, int], drop: str | None, names: dict[str, str], values: dict[str, Any]
+) -> str:
+    sets, removes = [], [f"{drop}_pk", f"{drop}_sk"] if drop else []
+    for name, value in changed.items():
+        if value is None:
+            removes.append(name)
+            continue
+        names[f"#{name}"] = name
+        values[f":{name}"] = _WRITE.serialize(value)
+        sets.append(f"#{name} = :{name}")
+    adds = []
+    for name, value in add.items():
+        names[f"#{name}"] = name
+        values[f":{name}"] = _WRITE.serialize(value)
+        adds.append(f"#{name} :{name}")
+    for name in removes:
+        names[f"#{name}"] = name
+    parts = []
+    if sets:
+        parts.append("SET " + ", ".join(sets))
+    if removes:
+        parts.append("REMOVE " + ", ".join(f"#{name}" for name in removes))
+    if adds:
+        parts.append("ADD " + ", ".join(adds))
+    return " ".join(parts)
+
+
+class _Names(dict[str, str]):
+    """Placeholders of attribute names in one request."""
+
+
+class _Values(dict[str, Any]):
+    """Placeholders of values in one request."""
+
+
+def _expression(
+    condition: ConditionBase, names: dict[str, str], values: dict[str, Any], *, is_key: bool = False
+) -> str:
+    built = ConditionExpressionBuilder().build_expression(condition, is_key_condition=is_key)
+    text = built.condition_expression
+    prefix = "k" if is_key else "c"
+    for placeholder, name in built.attribute_name_placeholders.items():
+        names[f"#{prefix}{placeholder[1:]}"] = name
+        text = text.replace(placeholder, f"#{prefix}{placeholder[1:]}")
+    for placeholder, value in built.attribute_value_placeholders.items():
+        values[f":{prefix}{placeholder[1:]}"] = _WRITE.serialize(value)
+        text = text.replace(placeholder, f":{prefix}{placeholder[1:]}")
+    return text
+
+
+def _key(kind: type[Record], identity: tuple[Any, ...]) -> dict[str, Any]:
+    pk, sk = _KEYS[kind](*identity)
+    return {"pk": {"S": pk}, "sk": {"S": sk}}
+
+
+def _when(record: Any) -> str:
+    """The sort key of an index: creation time, then id."""
+    return f"{record.created_at:013d}#{record.id}"
+
+
+def _item(record: Record) -> dict[str, Any]:
+    kind = type(record)
+    item = _key(kind, tuple(getattr(record, name) for name in _IDENTITY[kind]))
+    rest = {}
+    for name, value in record.model_dump(mode="json").items():
+        if isinstance(value, str | bool | int):
+            item[name] = _WRITE.serialize(value)
+        elif value is not None:
+            rest[name] = value
+    if rest:
+        item["json"] = {"S": json.dumps(rest, separators=(",", ":"), allow_nan=False)}
+    for index, (pk, sk) in _INDEXED.get(kind, lambda _: {})(record).items():
+        item |= {f"{index}_pk": {"S": pk}, f"{index}_sk": {"S": sk}}
+    return item
+
+
+def _record(kind: type[R], item: dict[str, Any]) -> R:
+    values = {name: _READ.deserialize(value) for name, value in item.items()}
+    rest = json.loads(values.pop("json", "{}"))
+    return kind.model_validate({k: v for k, v in values.items() if k in kind.model_fields} | rest)
