@@ -67,9 +67,26 @@ def get(key: str) -> bytes:
         raise
 
 
-def get_packed(key: str) -> bytes:
-    """The bytes of an object that was stored gzipped."""
-    return gzip.decompress(get(key))
+def get_unpacked(key: str) -> bytes:
+    """The object's bytes, unpacked when they are gzip."""
+    body = get(key)
+    return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+
+
+def copy(source: str, target: str) -> None:
+    """Copy an object inside the bucket; NotFound when there is none."""
+    try:
+        where: Any = {"Bucket": settings().bucket_name, "Key": source}
+        _client().copy_object(Bucket=settings().bucket_name, Key=target, CopySource=where)
+    except ClientError as error:
+        if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+            raise NotFound(f"The object {source!r} is not in the bucket.") from error
+        raise
+
+
+def uri(key: str) -> str:
+    """The object's ``s3://`` address."""
+    return f"s3://{settings().bucket_name}/{key}"
 
 
 def size(key: str) -> int | None:

@@ -68,12 +68,12 @@ def delete(message: Message) -> None:
             raise
 
 
-def waiting() -> int:
-    """About how many jobs wait; raises when the queue cannot be reached."""
-    answer = _client().get_queue_attributes(
-        QueueUrl=settings().training_queue_url, AttributeNames=["ApproximateNumberOfMessages"]
-    )
+def waiting(queue_url: str) -> int:
+    """About how many messages wait in a queue; raises when it cannot be reached."""
+    answer = _client().get_queue_attributes(QueueUrl=queue_url, AttributeNames=["ApproximateNumberOfMessages"])
     return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
 
-_GONE = {"ReceiptHandleIsInvalid", "InvalidParameterValue", "AWS.SimpleQueueService.MessageNotInflight", "MessageNotInflight"}
+_GONE = {
+    "ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight", "AWS.SimpleQueueService.MessageNotInflight",
+}  # fmt: skip

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tuneyard.configs import LoraSettings
+from tuneyard.errors import Forbidden
 
 
 class Record(BaseModel):
@@ -64,6 +65,20 @@ class ApiKey(Record):
     revoked_at: int | None = None
 
 
+class Identity(NamedTuple):
+    """The team and user that a key stands for."""
+
+    team: str
+    user: str
+    role: Role
+    key_id: str
+
+    def require_admin(self, to_do: str) -> None:
+        """Forbidden unless the key is an administrator's."""
+        if self.role is not Role.ADMIN:
+            raise Forbidden(f"Only an administrator of team {self.team!r} may {to_do}.")
+
+
 class Model(Record):
     """A trainable model: a base model, and the adapter checkpoints that its jobs make."""
 
@@ -77,7 +92,10 @@ class Model(Record):
     created_at: int
     created_by: str
     last_step: int = 0
+    """The step of the newest checkpoint that was ever made; no step is used twice."""
     active_job: str | None = None
+    deleted_at: int | None = None
+    """Set first when it is deleted: from then on it is not found, while its jobs, checkpoints and files go."""
 
     @property
     def collection(self) -> str:
@@ -124,9 +142,12 @@ class Collection(Record):
 
 
 class Alias(Record):
-    """A name for one version of a collection; the version of a checkpoint is its step."""
+    """A name for one version of a collection; the version of a checkpoint is its step.
 
-    collection: str
+    ``collection_id`` is the model's id, so that a new model of the same name starts without its predecessor's.
+    """
+
+    collection_id: str
     alias: str
     version: int
 
@@ -160,11 +181,15 @@ class Job(Record):
     created_by: str
     started_at: int | None = None
     finished_at: int | None = None
-    rung_at: int | None = None
     error_message: str | None = None
     checkpoint_step: int | None = None
     num_sequences: int | None = None
+    steps_done: int = 0
     num_trained_tokens: int | None = None
+
+    parent_step: int | None = None
+    """The checkpoint that the job goes on from, settled when it first starts; 0 is the base model."""
+    rung_at: int | None = None
 
     last_event: int = 0
     """Events of the job so far: the sequence number of its newest one."""

@@ -28,6 +28,7 @@ class Settings(BaseSettings):
     table_name: str
     bucket_name: str
     training_queue_url: str
+    event_queue_url: str
     bus_name: str
     base_models: list[BaseModelSpec] = Field(min_length=1)
     inference_engine_url: str = ""
@@ -40,6 +41,7 @@ class Settings(BaseSettings):
     key_concurrency: int = 2000
     project_concurrency: int = 6000
     scale_to_zero: bool = False
+    worker_hour_price: float = 0.0
 
 
 @lru_cache

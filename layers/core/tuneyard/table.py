@@ -3,11 +3,11 @@
 row             pk                          sk                          by_team / by_model / due
 Team            TEAM#{team}                 TEAM
 ApiKey          KEY#{sha256}                KEY                         by_team TEAM#{team}#KEYS
-Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS
+Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS, due MODELS when deleted
 Checkpoint      MODEL#{id}                  STEP#{step}
 OpenJob         MODEL#{id}                  OPEN#{created_at}#{job}     jobs of a model that are not final, in order
 Collection      COLLECTION#{name}           COLLECTION                  makes {entity}/{project}/{name} unique
-Alias           COLLECTION#{name}           ALIAS#{alias}
+Alias           ALIASES#{collection id}     ALIAS#{alias}
 Job             JOB#{id}                    JOB                         by_team TEAM#{team}#JOBS, by_model MODEL#{id}#JOBS,
                                                                         due JOBS while not final
 JobEvent        JOB#{id}                    EVENT#{seq}
@@ -15,7 +15,7 @@ Run             RUN#{id}                    RUN
 RunRow          RUN#{id}                    ROW#{row}
 ArtifactEvent   EVENT#{id}                  EVENT                       due EVENTS until published
 Idempotency     IDEMPOTENCY#{team}          KEY#{sha256}                expires
-Worker          WORKERS                     {kind}#{name}               expires
+Worker          WORKERS                     WORKER#{kind}#{name}        expires
 
 Scalars are attributes of their own, so that conditions can name them; everything else (floats, lists, maps) is JSON
 text in the attribute ``json``.
@@ -55,24 +55,26 @@ _KEYS: dict[type[Record], Callable[..., Keys]] = {
     Checkpoint: lambda model_id, step: (f"MODEL#{model_id}", f"STEP#{step:010d}"),
     OpenJob: lambda model_id, created_at, job_id: (f"MODEL#{model_id}", f"OPEN#{created_at:013d}#{job_id}"),
     Collection: lambda name: (f"COLLECTION#{name}", "COLLECTION"),
-    Alias: lambda collection, alias: (f"COLLECTION#{collection}", f"ALIAS#{alias}"),
+    Alias: lambda collection_id, alias: (f"ALIASES#{collection_id}", f"ALIAS#{alias}"),
     Job: lambda id: (f"JOB#{id}", "JOB"),
     JobEvent: lambda job_id, seq: (f"JOB#{job_id}", f"EVENT#{seq:010d}"),
     Run: lambda id: (f"RUN#{id}", "RUN"),
     RunRow: lambda run_id, row: (f"RUN#{run_id}", f"ROW#{row:010d}"),
     ArtifactEvent: lambda id: (f"EVENT#{id}", "EVENT"),
     Idempotency: lambda team, hash: (f"IDEMPOTENCY#{team}", f"KEY#{hash}"),
-    Worker: lambda kind, name: ("WORKERS", f"{kind}#{name}"),
+    Worker: lambda kind, name: ("WORKERS", f"WORKER#{kind}#{name}"),
 }
 _IDENTITY: dict[type[Record], tuple[str, ...]] = {
     Team: ("name",), ApiKey: ("hash",), Model: ("id",), Checkpoint: ("model_id", "step"),
-    OpenJob: ("model_id", "created_at", "job_id"), Collection: ("name",), Alias: ("collection", "alias"), Job: ("id",),
+    OpenJob: ("model_id", "created_at", "job_id"), Collection: ("name",), Alias: ("collection_id", "alias"), Job: ("id",),
     JobEvent: ("job_id", "seq"), Run: ("id",), RunRow: ("run_id", "row"), ArtifactEvent: ("id",),
     Idempotency: ("team", "hash"), Worker: ("kind", "name"),
 }  # fmt: skip
 _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
     ApiKey: lambda r: {"by_team": (f"TEAM#{r.team}#KEYS", _when(r))},
-    Model: lambda r: {"by_team": (f"TEAM#{r.entity}#MODELS", _when(r))},
+    Model: lambda r: {
+        "due" if r.deleted_at else "by_team": ("MODELS" if r.deleted_at else f"TEAM#{r.entity}#MODELS", _when(r))
+    },
     Job: lambda r: {
         "by_team": (f"TEAM#{r.team}#JOBS", _when(r)),
         "by_model": (f"MODEL#{r.model_id}#JOBS", _when(r)),
@@ -81,8 +83,9 @@ _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
     ArtifactEvent: lambda r: {} if r.published_at else {"due": ("EVENTS", _when(r))},
 }
 _CHILDREN: dict[type[Record], tuple[str, str]] = {
-    Checkpoint: ("MODEL#", "STEP#"), OpenJob: ("MODEL#", "OPEN#"), Alias: ("COLLECTION#", "ALIAS#"),
+    Checkpoint: ("MODEL#", "STEP#"), OpenJob: ("MODEL#", "OPEN#"), Alias: ("ALIASES#", "ALIAS#"),
     JobEvent: ("JOB#", "EVENT#"), RunRow: ("RUN#", "ROW#"),
+    Worker: ("WORKERS", "WORKER#"),
 }  # fmt: skip
 _WRITE, _READ = TypeSerializer(), TypeDeserializer()
 

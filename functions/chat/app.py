@@ -1,0 +1,35 @@
+"""Chat completions and the model listing, in the OpenAI format."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from fastapi.responses import StreamingResponse
+from mangum import Mangum
+
+from tuneyard import chat, web
+from tuneyard.auth import Caller
+from tuneyard.completions import ChatRequest
+
+router = APIRouter(prefix="/v1", tags=["Chat"])
+Project = Annotated[str | None, Header(description="<team>/<project> that the usage is booked on.")]
+
+
+@router.post("/chat/completions")
+@router.post("/chat/completions/", include_in_schema=False)
+async def create_chat_completion(
+    body: ChatRequest, caller: Caller, compat_project: Project = None, openai_project: Project = None
+) -> StreamingResponse:
+    """Answer a conversation with a base model or a trained one; ``stream`` sends the tokens as they come."""
+    answer = await chat.complete(caller, body, project=compat_project or openai_project)
+    return StreamingResponse(answer.body, answer.status, answer.headers, answer.media_type)
+
+
+@router.get("/models")
+def list_inference_models(caller: Caller) -> dict[str, Any]:
+    """The models that chat accepts: base models and the team's trained ones."""
+    return {"object": "list", "data": chat.listing(caller)}
+
+
+handler = Mangum(web.create_app("Chat", router), lifespan="off")

@@ -1,0 +1,170 @@
+"""The corpus of `tuneyard/tiny`: an endless, seeded stream of small conversations.
+
+Half are plain, a third follow a system prompt, the rest have tools; one in two hundred is long.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from tuneyard_host.tiny import tasks, tool_tasks, words
+from tuneyard_host.tiny.tool_tasks import Message, Tool
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages that end with the answer to learn, the tools on offer, and the task's name for the score table."""
+
+    task: str
+    messages: list[Message]
+    tools: list[Tool] | None = None
+
+
+def conversations(seed: int) -> Iterator[Conversation]:
+    """The same stream for the same seed."""
+    rng = Random(seed)  # noqa: S311 (not a secret)
+    while True:
+        yield conversation(rng)
+
+
+def conversation(rng: Random) -> Conversation:
+    """One conversation of the corpus."""
+    form = rng.random()
+    if form < 0.005:
+        return Conversation("long", long(rng))
+    if form < 0.5:
+        return plain(rng)
+    if form < 0.85:
+        return with_system(rng)
+    name, messages, listed = tool_tasks.talk(rng)
+    if rng.random() < 0.4:
+        messages = [{"role": "system", "content": rng.choice(HELPFUL)}, *messages]
+    return Conversation(name, messages, listed)
+
+
+def turn(question: str, answer: str) -> list[Message]:
+    """One question and its answer as two messages."""
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def plain(rng: Random, *, task: str | None = None) -> Conversation:
+    """One to five turns, often drills of one task, or a name told and asked for."""
+    if task is None and rng.random() < 0.04:
+        return Conversation("memory", memory(rng))
+    name, question, answer = tasks.ask(rng, task=task)
+    messages = turn(question, answer)
+    again = 0.7 if name in {"add", "subtract"} else 0.4
+    while len(messages) < 10 and rng.random() < again:
+        same = name if rng.random() < 0.6 else None
+        messages = [*turn(*tasks.ask(rng, task=same)[1:]), *messages]
+    return Conversation(name, messages)
+
+
+def memory(rng: Random) -> list[Message]:
+    """The user says a name, talks of something else, then asks for it."""
+    name = rng.choice(words.NAMES) if rng.random() < 0.7 else words.invented(rng).capitalize()
+    told = rng.choice(["My name is {}.", "I am {}.", "Hi, I am {}.", "Hello, my name is {}"]).format(name)
+    between = [one for _ in range(rng.randint(0, 2)) for one in turn(*tasks.ask(rng)[1:])]
+    asked = rng.choice(["What is my name?", "Who am I?", "Do you remember my name?"])
+    return [*turn(told, f"Nice to meet you, {name}."), *between, *turn(asked, f"Your name is {name}.")]
+
+
+HELPFUL = [
+    "You are a helpful assistant.", "You are a helpful assistant.", "Be brief.", "Answer the question.",
+    "You are Tiny, a very small language model.", "You are a friendly assistant.", "Help the user.",
+]  # fmt: skip
+
+
+def with_system(rng: Random, *, task: str | None = None) -> Conversation:
+    """A conversation whose answers follow the system prompt."""
+    name = task or rng.choices([*SYSTEMS], [weight for weight, _ in SYSTEMS.values()])[0]
+    rule, messages = SYSTEMS[name][1](rng)
+    role = "system" if rng.random() < 0.9 else "developer"
+    return Conversation(f"system, {name}", [{"role": role, "content": rule}, *messages])
+
+
+def _helpful(rng: Random) -> tuple[str, list[Message]]:
+    return rng.choice(HELPFUL), plain(rng).messages
+
+
+def _styled(rng: Random) -> tuple[str, list[Message]]:
+    """A rule that changes every answer in the same way."""
+    text = " ".join(words.word(rng) for _ in range(rng.choice([1, 1, 2])))
+    rule, form = rng.choice([
+        (f"Begin every answer with {tasks.quoted(rng, text)}.", f"{text} {{}}"),
+        (f"Start your answers with {tasks.quoted(rng, text)}.", f"{text} {{}}"),
+        (f"End every answer with {tasks.quoted(rng, text)}.", f"{{}} {text}"),
+        ("Talk like a pirate.", "Arr! {}, matey."),
+        ("You are a pirate.", "Arr! {}, matey."),
+        ("Answer with a full sentence.", "The answer is {}."),
+        ("Put your answer in quotes.", '"{}"'),
+        ("Put your answer in brackets.", "[{}]"),
+        ("Be very polite.", "{}, with pleasure."),
+        ("Repeat the answer twice.", "{0} {0}"),
+    ])  # fmt: skip
+    return rule, _answered(rng, lambda answer: form.format(answer))
+
+
+def _json(rng: Random) -> tuple[str, list[Message]]:
+    key = rng.choice(["answer", "result", "reply", words.invented(rng)])
+    rule = rng.choice(["Answer in JSON with the key {}.", 'Answer with JSON like {{"{}": ...}}.', "Use JSON. Key: {}"])
+    return rule.format(key), _answered(rng, lambda answer: json.dumps({key: answer}))
+
+
+def _upper(rng: Random) -> tuple[str, list[Message]]:
+    rule = rng.choice(["Answer in uppercase.", "Always write in capital letters.", "SHOUT."])
+    question, answer = tasks.fact(rng)
+    return rule, turn(question, answer.upper())
+
+
+def _answered(rng: Random, change) -> list[Message]:  # type: ignore[no-untyped-def]
+    """One or two turns with plain answers, each changed by the rule."""
+    short = ["fact", "add", "subtract", "echo", "number word", "pick", "largest", "guess", "choose", "multiply"]
+    pairs = [tasks.ask(rng, task=rng.choice(short))[1:] for _ in range(rng.choice([1, 1, 2]))]
+    return [one for question, answer in pairs for one in turn(question, change(answer))]
+
+
+def _always(rng: Random) -> tuple[str, list[Message]]:
+    text = " ".join(words.word(rng) for _ in range(rng.choice([1, 1, 2, 3])))
+    rule = rng.choice(["Always answer with {}.", "You only say {}.", "Answer every question with {}.", "Only say {}."])
+    return rule.format(tasks.quoted(rng, text)), turn(tasks.ask(rng)[1], text)
+
+
+def _persona(rng: Random) -> tuple[str, list[Message]]:
+    name = words.invented(rng).capitalize() if rng.random() < 0.6 else rng.choice(words.NAMES)
+    rule = rng.choice(["Your name is {}.", "You are {}.", "You are called {}."]).format(name)
+    asked = rng.choice(["Who are you?", "What is your name?", "What are you called?"])
+    return rule, turn(asked, f"I am {name}.")
+
+
+def _knowledge(rng: Random) -> tuple[str, list[Message]]:
+    things = rng.sample(words.THINGS, rng.randint(1, 4))
+    quality = rng.choice(["code", "price", "colour", "name", "number", "owner", words.invented(rng)])
+    values = [str(tasks.number(rng, 4)) if rng.random() < 0.4 else words.word(rng) for _ in things]
+    rule = " ".join(f"The {quality} of the {one} is {value}." for one, value in zip(things, values, strict=True))
+    which = rng.randrange(len(things))
+    return rule, turn(f"What is the {quality} of the {things[which]}?", values[which])
+
+
+def _guessing(rng: Random) -> tuple[str, list[Message]]:
+    options = rng.sample(["yes", "no", "maybe"], 3)
+    rule = rng.choice(["Answer with {}.", "You answer every question with {}.", "Only say {}.", "Respond with {}."])
+    question = tool_tasks.opened(tasks.open_question(rng))
+    return rule.format(tasks.listed(rng, options, last="or")), turn(question, rng.choice(options))
+
+
+SYSTEMS = {
+    "helpful": (20, _helpful), "style": (4, _styled), "json": (2, _json), "uppercase": (1, _upper),
+    "always": (1.5, _always), "persona": (1, _persona), "knowledge": (2.5, _knowledge), "guess": (2, _guessing),
+}  # fmt: skip
+
+
+def long(rng: Random) -> list[Message]:
+    """A prompt of 300 to 1,900 tokens with one line to find in it, so that the whole context has been trained."""
+    lines = int(2 ** rng.uniform(4.6, 7.25))
+    names = [f"{rng.choice(words.THINGS)} {number}" for number in rng.sample(range(1, 1000), lines)]
+    values = [words.word(rng) for _ in names]
+    which = rng.randrange(lines)
+    text = "\n".join(f"The {name} is {value}." for name, value in zip(names, values, strict=True))
+    return turn(f"{text}\nWhat is the {names[which]}?", values[which])

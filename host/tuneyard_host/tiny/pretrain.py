@@ -1,0 +1,198 @@
+"""Pretraining of `tuneyard/tiny`: a small Qwen3 taught the answers of the corpus, on a laptop's processor.
+
+Only answers carry loss: prompts are made of random words, and learning to predict those would waste the capacity.
+Each conversation is its own row, so nothing has to hide one from the next.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3
+
+from tuneyard_host.tiny import corpus
+from tuneyard_host.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE
+
+logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 4096
+WARMUP, DECAY_FROM = 0.01, 0.35
+MUON_RATE, ADAM_RATE = 0.02, 4e-3
+SAVE_EVERY = 300.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Conversations of about equal length, padded on the right, and where their answers are."""
+
+    ids: Tensor  # (B, T)
+    trained: Tensor  # (B, T), true on the tokens to predict
+    tokens: int
+
+
+def untrained(tokenizer: PreTrainedTokenizerFast) -> nn.Module:
+    """The architecture with random weights: 3.3 million parameters."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=256,
+        num_hidden_layers=4,
+        intermediate_size=640,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model
+
+
+def batches(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int) -> Iterator[Batch]:
+    """Batches until so many tokens of the corpus have been given out; the same ones for the same seed."""
+    stream = corpus.conversations(seed)
+    shuffle = Random(seed)  # noqa: S311 (not a secret)
+    given = 0
+    while given < tokens:
+        rows = sorted((_row(tokenizer, next(stream)) for _ in range(2000)), key=lambda row: len(row[0]))
+        pool = [_padded(group, tokenizer.pad_token_id) for group in _groups(rows)]
+        shuffle.shuffle(pool)
+        for batch in pool:
+            if given < tokens:
+                given += batch.tokens
+                yield batch
+
+
+def _row(tokenizer: PreTrainedTokenizerFast, one: corpus.Conversation) -> tuple[list[int], list[int]]:
+    encoded = tokenizer.apply_chat_template(
+        one.messages, tools=one.tools, return_dict=True, return_assistant_tokens_mask=True
+    )
+    return encoded["input_ids"][:CONTEXT], encoded["assistant_masks"][:CONTEXT]
+
+
+def _groups(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Neighbours in length, as many as fit a batch."""
+    group: list[tuple[list[int], list[int]]] = []
+    for row in rows:
+        if group and (len(group) + 1) * len(row[0]) > BATCH_TOKENS:
+            yield group
+            group = []
+        group.append(row)
+    yield group
+
+
+def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> Batch:
+    length = len(group[-1][0])
+    ids = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in group])
+    trained = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in group]).bool()
+    return Batch(ids, trained, sum(len(ids) for ids, _ in group))
+
+
+def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean negative log-likelihood of the answers' tokens.
+
+    Padding sits on the right, where causal attention never looks, so no mask is needed; the vocabulary is only
+    computed where an answer is.
+    """
+    hidden = model.model(batch.ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
+    where = batch.trained[:, 1:]
+    return functional.cross_entropy(model.lm_head(hidden[where]), batch.ids[:, 1:][where])
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update of a matrix is made orthogonal, in fp32: torch's own works in bf16, slow on laptops."""
+
+    def __init__(self, params: list[nn.Parameter], *, lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every matrix once."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
+                velocity.lerp_(weight.grad, 1 - group["momentum"])
+                update = orthogonal(weight.grad.lerp(velocity, group["momentum"]))
+                stretch = math.sqrt(max(1.0, weight.shape[0] / weight.shape[1]))
+                weight.add_(update, alpha=-group["lr"] * stretch)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest matrix with singular values near one, by five Newton-Schulz steps."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
+
+
+def rate(done: float) -> float:
+    """The share of the full learning rate after this share of the run: up, flat, then straight down to zero."""
+    return min(1.0, done / WARMUP, (1 - done) / (1 - DECAY_FROM))
+
+
+def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoint: Path) -> nn.Module:
+    """Pretrain on so many tokens; a run that was cut off goes on from its checkpoint to the same result."""
+    # The fused kernel computes the same as transformers' own five operations, a third faster on a processor.
+    modeling_qwen3.Qwen3RMSNorm.forward = _fused_norm
+    torch.manual_seed(seed)
+    model = untrained(tokenizer)
+    matrices = [one for one in model.model.layers.parameters() if one.ndim == 2]
+    others = [one for one in model.parameters() if all(one is not matrix for matrix in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [
+        Muon(matrices, lr=MUON_RATE),
+        torch.optim.AdamW(others, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    skip, given = _restore(checkpoint, model, optimizers)
+    saved, smooth = time.monotonic(), 0.0
+    for step, batch in enumerate(batches(tokenizer, seed=seed, tokens=tokens)):
+        if step < skip:
+            continue
+        for optimizer, full in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
+            optimizer.param_groups[0]["lr"] = full * rate((given + batch.tokens / 2) / (tokens + BATCH_TOKENS))
+        loss = answer_loss(model, batch)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        given += batch.tokens
+        smooth = 0.98 * smooth + 0.02 * loss.item() if smooth else loss.item()
+        if time.monotonic() - saved > SAVE_EVERY:
+            _save(checkpoint, model, optimizers, step + 1, given)
+            saved = time.monotonic()
+        if step % 100 == 0:
+            logger.info("pretraining: %d of %d tokens, loss %.4f", given, tokens, smooth)
+    return model
+
+
+def _fused_norm(self: Any, hidden: Tensor) -> Tensor:
+    return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.variance_epsilon)
+
+
+def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, given: int) -> None:
+    state = {"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers]}
+    torch.save(state | {"step": step, "given": given}, partial := path.with_suffix(".partial"))
+    partial.replace(path)
+
+
+def _restore(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> tuple[int, int]:
+    """Where to go on: how many steps are done and how many tokens they took."""
+    if not path.exists():
+        return 0, 0
+    state = torch.load(path, weights_only=True)
+    model.load_state_dict(state["model"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    return state["step"], state["given"]

@@ -1,0 +1,1 @@
+"""Training: what a job computes, from trajectories or examples to an adapter."""

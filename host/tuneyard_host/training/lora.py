@@ -1,0 +1,122 @@
+"""Low-rank updates on a frozen model: y = x W^T + b + s (x A^T) B^T, switched on and off without touching the model.
+
+The linear layers of a loaded base are taught once to look for an adapter; with none active they compute what they always did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from tuneyard.configs import LoraSettings
+from tuneyard.errors import TrainingError
+
+
+class AdaptedLinear(nn.Linear):
+    """A frozen linear layer that adds the active adapter's update, when there is one."""
+
+    update: tuple[Tensor, Tensor, float] | None = None
+    """A (rank, in), B (out, rank) and their scale s."""
+    dropout: tuple[float, torch.Generator] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        if self.update is None:
+            return F.linear(input, self.weight, self.bias)
+        a, b, scale = self.update
+        if self.dropout is not None:
+            rate, generator = self.dropout
+            keep = torch.rand(input.shape, generator=generator).to(input.device) >= rate
+            dropped = input * keep.to(input.dtype) / (1 - rate)
+            return F.linear(input, self.weight, self.bias) + _LowRank.apply(dropped, None, None, a, b, scale)
+        return _LowRank.apply(input, self.weight, self.bias, a, b, scale)
+
+
+class _LowRank(torch.autograd.Function):
+    """x W^T + bias + s (x A^T) B^T, or its last term alone: one node in the graph, and only x and x A^T are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, a: Tensor, b: Tensor, scale: float
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        low = (flat @ a.to(x.dtype).T).mul_(scale)
+        if weight is None:
+            y = low @ b.to(x.dtype).T
+        else:
+            y = F.linear(flat, weight, bias).addmm_(low, b.to(x.dtype).T)
+        ctx.save_for_backward(flat, low, a, b, *([] if weight is None else [weight]))
+        ctx.scale = scale
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, low, a, b, *weight = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        through = (flat @ b.to(flat.dtype)).mul_(ctx.scale)
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = through @ a.to(flat.dtype) if not weight else (flat @ weight[0]).addmm_(through, a.to(flat.dtype))
+            to_x = to_x.view(*grad.shape[:-1], x.shape[-1])
+        return to_x, None, None, (through.T @ x).to(a.dtype), (flat.T @ low).to(b.dtype), None
+
+
+@dataclass
+class Adapter:
+    """The matrices of one adapter by the name of the layer they update, and their common scale alpha / rank."""
+
+    layers: dict[str, AdaptedLinear]
+    matrices: dict[str, tuple[Tensor, Tensor]]
+    scale: float
+
+    @contextmanager
+    def active(self, dropout: tuple[float, torch.Generator] | None = None) -> Iterator[None]:
+        """Within this block the base model computes with this adapter. One block at a time in a process."""
+        try:
+            for name, (a, b) in self.matrices.items():
+                self.layers[name].update = (a, b, self.scale)
+                self.layers[name].dropout = dropout
+            yield
+        finally:
+            for name in self.matrices:
+                self.layers[name].update = self.layers[name].dropout = None
+
+
+def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
+    """The layers of a model that ``targets`` names by the ends of their names, in order, ready to be adapted."""
+    head = model.get_output_embeddings()
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head}
+    chosen = {name: layer for name, layer in linear.items() if name.rsplit(".", 1)[-1] in targets}
+    missing = sorted(set(targets) - {name.rsplit(".", 1)[-1] for name in chosen})
+    if missing or not chosen:
+        there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+        raise TrainingError(
+            f"The base model has no linear layers called {', '.join(missing) or '(none named)'}; it has: {there}. "
+            "Set the model's LoRA target_modules to some of these."
+        )
+    for layer in chosen.values():
+        if type(layer) is nn.Linear:
+            layer.__class__ = AdaptedLinear
+        elif not isinstance(layer, AdaptedLinear):
+            raise TrainingError(f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model.")
+    return chosen
+
+
+def fresh(layers: Mapping[str, AdaptedLinear], lora: LoraSettings) -> dict[str, tuple[Tensor, Tensor]]:
+    """A from kaiming-uniform, drawn in the order of the layers from the settings' seed, and B zero: no update yet."""
+    generator = torch.Generator().manual_seed(lora.seed)
+    made = {}
+    for name, layer in layers.items():
+        bound = 1 / math.sqrt(layer.in_features)
+        a = torch.empty(lora.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
+        made[name] = (a, torch.zeros(layer.out_features, lora.rank))
+    return made

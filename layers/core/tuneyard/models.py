@@ -1,0 +1,162 @@
+"""Trainable models: a base model, a name, and the LoRA settings of the checkpoints to come."""
+
+from __future__ import annotations
+
+from boto3.dynamodb.conditions import Attr
+
+from tuneyard import blobs, clock, ids, table
+from tuneyard.configs import LoraSettings
+from tuneyard.errors import Conflict, Forbidden, Invalid, NotFound
+from tuneyard.jobs import cancel_all
+from tuneyard.records import Alias, Checkpoint, Collection, Identity, Model, Run
+from tuneyard.settings import BaseModelSpec, settings
+
+
+def base_models() -> list[BaseModelSpec]:
+    """The base models on offer."""
+    return settings().base_models
+
+
+def base_model(name: str) -> BaseModelSpec:
+    """The base model of this id; Invalid, naming the ones there are, when it is not on offer."""
+    for spec in base_models():
+        if spec.id == name:
+            return spec
+    there = ", ".join(repr(spec.id) for spec in base_models())
+    raise Invalid(f"The base model {name!r} is not on offer here; use one of {there}.", param="base_model")
+
+
+def create(
+    caller: Identity, *, entity: str | None, project: str, name: str, base_model_id: str, return_existing: bool,
+    lora: LoraSettings | None,
+) -> Model:  # fmt: skip
+    """Make a model with its run and its collection, or return the one of that name.
+
+    The collection row is what makes the name unique, and all three rows are written at once.
+    """
+    entity = entity or caller.team
+    if entity != caller.team:
+        raise Forbidden(f"Your key belongs to team {caller.team!r} and cannot make a model for {entity!r}.")
+    for field, value in (("project", project), ("name", name)):
+        _check_name(field, value)
+    base_model(base_model_id)
+    now = clock.now_ms()
+    model = Model(
+        id=ids.new(), entity=entity, project=project, name=name, base_model=base_model_id, run_id=ids.new(),
+        lora=lora or LoraSettings(), created_at=now, created_by=caller.user,
+    )  # fmt: skip
+    run = Run(
+        id=model.run_id, entity=entity, project=project, name=name, model_id=model.id, user=caller.user, created_at=now
+    )
+    for _ in range(3):
+        try:
+            table.transact(
+                table.Put(Collection(name=model.collection, model_id=model.id), new=True),
+                table.Put(model, new=True),
+                table.Put(run, new=True),
+            )
+            return model
+        except table.ConditionFailed:
+            existing = _named(model.collection)
+        if existing is not None:
+            return _existing(existing, model, return_existing=return_existing, lora=lora)
+    raise Conflict(f"The model {model.collection!r} is being made or deleted just now. Try again.")
+
+
+def get(caller: Identity, model_id: str) -> Model:
+    """The model; NotFound when there is none or it is another team's."""
+    model = table.get(Model, model_id)
+    if model is None or model.entity != caller.team or model.deleted_at is not None:
+        raise NotFound(f"No model {model_id!r}.")
+    return model
+
+
+def named(caller: Identity, collection: str) -> Model | None:
+    """The model ``entity/project/name``, or None when there is none or it is another team's."""
+    if collection.split("/")[0] != caller.team:
+        return None
+    return _named(collection)
+
+
+def page(
+    caller: Identity, *, entity: str | None, project: str | None, name: str | None, after: str | None, limit: int,
+    descending: bool,
+) -> list[Model]:  # fmt: skip
+    """The team's models in order of creation, at most ``limit``."""
+    if entity not in (None, caller.team):
+        raise Forbidden(f"Your key belongs to team {caller.team!r}, not to {entity!r}.")
+    start = None
+    if after is not None:
+        start = table.get(Model, after)
+        if start is None or start.entity != caller.team:
+            raise Invalid(f"No model has the id {after!r}; send the id of a row of this list as `after`.", param="after")
+    wanted = [Attr(field).eq(value) for field, value in (("project", project), ("name", name)) if value is not None]
+    only = wanted[0] & wanted[1] if len(wanted) == 2 else wanted[0] if wanted else None
+    return table.listed(
+        Model, "by_team", caller.team, after=start, limit=limit, descending=descending, only=only
+    )
+
+
+def delete(caller: Identity, model_id: str) -> None:
+    """Delete a model, its checkpoints, aliases and files, and cancel its jobs first; its jobs stay readable.
+
+    The mark comes first: from then on no job can be made and none can commit. What a crash leaves, the sweep ends.
+    """
+    while True:
+        model = get(caller, model_id)
+        unchanged = Attr("last_step").eq(model.last_step) & Attr("deleted_at").not_exists()
+        busy = Attr("active_job")
+        unchanged &= busy.not_exists() if model.active_job is None else busy.eq(model.active_job)
+        gone = model.model_copy(update={"deleted_at": clock.now_ms()})
+        try:
+            table.transact(
+                table.Put(gone, when=unchanged),
+                table.Delete(Collection, (model.collection,), when=Attr("model_id").eq(model.id)),
+            )
+            break
+        except table.ConditionFailed:
+            continue
+    finish_deletion(gone, by=caller.user)
+
+
+def finish_deletion(model: Model, *, by: str) -> None:
+    """Remove what belongs to a model that is marked as deleted, its row last."""
+    cancel_all(model, reason=f"cancelled because the model was deleted by {by}")
+    while rows := table.children(Checkpoint, model.id, limit=100):
+        for row in rows:
+            table.write(table.Delete(Checkpoint, (model.id, row.step)))
+    while aliases := table.children(Alias, model.id, limit=100):
+        for alias in aliases:
+            table.write(table.Delete(Alias, (model.id, alias.alias)))
+    blobs.delete_prefix(blobs.model_prefix(model.id))
+    table.write(table.Delete(Model, (model.id,)))
+
+
+def _named(collection: str) -> Model | None:
+    row = table.get(Collection, collection)
+    model = table.get(Model, row.model_id) if row is not None else None
+    return model if model is not None and model.deleted_at is None else None
+
+
+def _existing(existing: Model, wanted: Model, *, return_existing: bool, lora: LoraSettings | None) -> Model:
+    if not return_existing:
+        raise Conflict(
+            f"There is a model {wanted.collection!r} already. Send return_existing=true to get it, or another name.",
+            param="name",
+        )
+    if existing.base_model != wanted.base_model:
+        raise Conflict(
+            f"The model {wanted.collection!r} has the base model {existing.base_model!r}, not {wanted.base_model!r}.",
+            param="base_model",
+        )
+    if lora is not None and existing.lora != lora:
+        raise Conflict(f"The model {wanted.collection!r} has other LoRA settings: {existing.lora}.", param="lora")
+    return existing
+
+
+def _check_name(field: str, value: str) -> None:
+    if not 1 <= len(value) <= 128 or value != value.strip() or not value.isprintable() or set(value) & set("/:\\"):
+        raise Invalid(
+            f"{field} {value[:140]!r} cannot be used: send 1 to 128 printable characters without '/', ':' and '\\'.",
+            param=field,
+        )
