@@ -97,6 +97,10 @@ class Network:
             down=_fuse(mlp.down_proj),
         )
 
+    def row_bytes(self, context: int) -> int:
+        """What one row of key-value memory takes."""
+        return len(self.layers) * 2 * self.kv_heads * context * self.head_dim * self.embedding.element_size()
+
     def memory(self, rows: int, context: int) -> Tensor:
         """Key-value memory (layers, rows, 2, Hkv, context, d), all zeros."""
         shape = (len(self.layers), rows, 2, self.kv_heads, context, self.head_dim)

@@ -23,7 +23,7 @@ class Conversation:
 
 def conversations(seed: int) -> Iterator[Conversation]:
     """The same stream for the same seed."""
-    rng = Random(seed)  # noqa: S311 (not a secret)
+    rng = Random(seed)
     while True:
         yield conversation(rng)
 

@@ -82,7 +82,7 @@ def everyday_tools(rng: Random) -> Conversation:
 
 def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
     """Every task with its questions: fresh ones, from a seed of their own."""
-    rng = Random(SEED)  # noqa: S311 (not a secret)
+    rng = Random(SEED)
     for task in tasks.TASKS:
         if task not in tasks.RANDOM_TASKS:
             yield task, [Conversation(task, corpus.turn(*tasks.ask(rng, task=task)[1:])) for _ in range(count)]

@@ -62,7 +62,7 @@ def untrained(tokenizer: PreTrainedTokenizerFast) -> nn.Module:
 def batches(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int) -> Iterator[Batch]:
     """Batches until so many tokens of the corpus have been given out; the same ones for the same seed."""
     stream = corpus.conversations(seed)
-    shuffle = Random(seed)  # noqa: S311 (not a secret)
+    shuffle = Random(seed)
     given = 0
     while given < tokens:
         rows = sorted((_row(tokenizer, next(stream)) for _ in range(2000)), key=lambda row: len(row[0]))

@@ -11,13 +11,13 @@ from tuneyard_host.tiny import tasks, words
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
-_VERBS = "get find search look_up create send book delete update list read check add convert start stop play open".split()
-_NOUNS = (
+_VERBS = words.split("get find search look_up create send book delete update list read check add convert start play open")
+_NOUNS = words.split(
     "weather order user price ticket room email message note file event task song stock flight train hotel report "
     "invoice account table timer light door recipe book page time date distance"
-).split()
-_STRINGS = "city name query user email title path text word subject country item place topic code date".split()
-_INTEGERS = "count id number age limit year page amount quantity order_id level".split()
+)
+_STRINGS = words.split("city name query user email title path text word subject country item place topic code date")
+_INTEGERS = words.split("count id number age limit year page amount quantity order_id level")
 _FRACTIONS = ["price", "ratio", "weight", "temperature", "score"]
 _FLAGS = ["urgent", "verbose", "public", "force"]
 HELD_OUT = {"get_weather", "book_table", "send_email", "search", "convert_currency", "get_order", "set_timer"}
@@ -137,11 +137,6 @@ def _string(rng: Random, name: str) -> str:
 
 def number_text(rng: Random) -> str:
     return str(tasks.number(rng, 4))
-
-
-def shown(value: Any) -> str:
-    """A value as people write it."""
-    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 def request(rng: Random, tool: MadeUp) -> str:

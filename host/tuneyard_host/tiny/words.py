@@ -2,35 +2,41 @@
 
 from random import Random
 
-NAMES = (
+
+def split(text: str) -> tuple[str, ...]:
+    """The words of a text, for lists that read better without quotes."""
+    return tuple(text.split())
+
+
+NAMES = split(
     "Anna Ben Carla David Emma Felix Grace Hugo Ida Jonas Kira Leo Mia Nora Oscar Paula Quinn Rosa Sam Tom "
     "Uma Vera Will Xenia Yara Zoe Alice Bob Clara Dan Eva Frank Gina Henry Iris Jack Karl Lena Max Nina Otto "
     "Peter Ruth Sara Theo Victor Maria Paul Lucy John"
-).split()
+)
 
-ANIMALS = (
+ANIMALS = split(
     "cat dog bird fish horse cow sheep pig duck goat fox bear wolf lion tiger mouse rabbit frog owl bee ant "
     "snake whale hen"
-).split()
+)
 
-FRUITS = "apple pear plum cherry banana lemon orange grape melon peach fig mango kiwi berry lime".split()
+FRUITS = split("apple pear plum cherry banana lemon orange grape melon peach fig mango kiwi berry lime")
 
-COLOURS = "red green blue yellow black white brown pink purple grey orange gold silver".split()
+COLOURS = split("red green blue yellow black white brown pink purple grey orange gold silver")
 
-THINGS = (
+THINGS = split(
     "ball book box boat house tree door lamp table chair cup plate spoon hat coat shoe key map clock car bike "
     "train stone river hill garden flower bread cake letter song picture window bridge bag drum kite rope ring "
     "bell star moon sun cloud rain snow wind fire road field pencil paper coin mirror pot basket ladder"
-).split()
+)
 
-ADJECTIVES = (
+ADJECTIVES = split(
     "big small old new happy sad quick slow warm cold soft hard bright dark quiet loud kind brave clever funny "
     "round long short heavy light clean sweet strong tall young"
-).split()
+)
 
-PLACES = "park forest market kitchen school garden village harbour library station beach farm city castle".split()
+PLACES = split("park forest market kitchen school garden village harbour library station beach farm city castle")
 
-VERBS = "find see take draw open paint move wash carry build buy sell hide count clean fix send read lift keep".split()
+VERBS = split("find see take draw open paint move wash carry build buy sell hide count clean fix send read lift keep")
 
 PLAIN_WORDS = sorted({*ANIMALS, *FRUITS, *COLOURS, *THINGS, *ADJECTIVES, *PLACES, *VERBS})
 
@@ -38,8 +44,10 @@ OPTION_WORDS = (
     *COLOURS,
     *FRUITS,
     *ANIMALS,
-    *"left right up down north south east west tea coffee rock scissors heads tails good bad true false "
-    "agree disagree never sometimes always small medium large low high one two three A B C D".split(),
+    *split(
+        "left right up down north south east west tea coffee rock scissors heads tails good bad true false "
+        "agree disagree never sometimes always small medium large low high one two three A B C D"
+    ),
 )
 
 CAPITALS = {
@@ -70,19 +78,19 @@ THING_COLOURS = {
     "a banana": "yellow", "chocolate": "brown", "a cherry": "red", "the sun": "yellow", "a cloud": "white",
 }  # fmt: skip
 
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+DAYS = split("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 
-MONTHS = (
+MONTHS = split(
     "January February March April May June July August September October November December"
-).split()
+)
 
-NUMBER_WORDS = (
+NUMBER_WORDS = split(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty"
-).split()
+)
 
-_ONSETS = "b c d f g h j k l m n p qu r s t v w x z br ch cl dr fl gr kr pl sh sk st th tr".split()
-_VOWELS = "a e i o u ai ea oo ou y".split()
+_ONSETS = split("b c d f g h j k l m n p qu r s t v w x z br ch cl dr fl gr kr pl sh sk st th tr")
+_VOWELS = split("a e i o u ai ea oo ou y")
 _CODAS = ["", "", "", "n", "r", "l", "s", "t", "k", "m", "x", "nd", "ck", "th"]
 
 

@@ -178,3 +178,10 @@ def read_adapter(base: Base, files: Mapping[str, bytes]) -> Adapter:
 def device_of(base: Base) -> torch.device:
     """Where the base model computes."""
     return base.model.get_input_embeddings().weight.device
+
+
+def dropout_of(lora: LoraSettings, *, seed: int, step: int) -> tuple[float, torch.Generator] | None:
+    """The dropout of one step, drawn from the job's seed and the step's number; None where the settings have none."""
+    if not lora.dropout:
+        return None
+    return lora.dropout, torch.Generator().manual_seed(seed * 1_000_003 + step)

@@ -18,6 +18,9 @@ from tuneyard_host.training.attention import Forest
 SHORTEST_SHARED = 24
 """A beginning shorter than this is repeated: a run of few tokens costs more in calls than it saves."""
 
+LEAST_ROW, MOST_ROW = 2048, 8192
+"""The bounds of a row's length where the job does not set it, in tokens."""
+
 
 @dataclass
 class History:
@@ -76,6 +79,18 @@ def pack(histories: Sequence[History], *, length: int) -> list[Row]:
         build_row(ordered[first:last], [0, *shared[first + 1 : last]])
         for first, last in cuts(costs, shared, length=length)
     ]
+
+
+def row_length(histories: Sequence[History]) -> int:
+    """The shortest of the usual lengths at which nothing is computed twice; a conversation is never cut.
+
+    It depends on nothing but the histories, so a job has as many steps wherever it runs.
+    """
+    longest = max((len(history.ids) for history in histories), default=0)
+    length = LEAST_ROW
+    while length < MOST_ROW and sum(len(row.ids) for row in pack(histories, length=length)) > ...:
+        length *= 2
+    return max(length, longest)
 
 
 def shared_beginnings(ordered: Sequence[list[int]]) -> list[int]:

@@ -10,6 +10,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Rate = Annotated[FiniteFloat, Field(ge=0)]
+UNSUPPORTED = {
+    "scale_learning_rate_by_reward_std_dev": "scale_learning_rate_by_reward_std_dev is not supported; leave it out.",
+}
+"""Options of ``RLConfig`` that are known and refused, each with the sentence that says so."""
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

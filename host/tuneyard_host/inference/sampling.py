@@ -1,0 +1,105 @@
+"""How a token is drawn from the logits, for a whole batch at once.
+
+Randomness is a function of (seed, choice, position) alone: the same request gives the same answer whatever else is in
+the batch, in whichever row it runs.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KNOBS = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"), ("key", "u8"), ("drawn", "u8")])
+"""One row's settings; ``drawn`` counts the tokens it has."""
+
+_MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+
+
+@dataclass
+class Sampling:
+    """What a client asked of one choice."""
+
+    most: int
+    ends: frozenset[int] = frozenset()
+    """Tokens that end the turn."""
+    least: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    key: int = 0
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    bias: dict[int, float] = field(default_factory=dict)
+    allowed: list[int] | None = None
+    logprobs: int | None = None
+    """None for none, else how many alternatives to report with each token."""
+    prompt_logprobs: int | None = None
+
+    def knobs(self) -> tuple[float, float, int, float, int, int]:
+        return (self.temperature, self.top_p, self.top_k, self.min_p, self.key, 0)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether its logits are changed before drawing."""
+        penalised = self.presence != 0 or self.frequency != 0 or self.repetition != 1
+        return bool(penalised or self.bias or self.least or self.allowed is not None)
+
+
+def key(seed: int | None, choice: int) -> int:
+    """The random key of one choice: derived from the request's seed, or new."""
+    return secrets.randbits(64) if seed is None else _mix(_mix(seed & _MASK) + choice * _STEP)
+
+
+def _mix(x: int) -> int:
+    """The finaliser of splitmix64."""
+    x &= _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
+
+
+def uniform(keys: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """A number in [0, 1) for each row, from its key and how many it drew before: splitmix64 as a counter."""
+    x = keys + (drawn + np.uint64(1)) * np.uint64(_STEP)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x ^ (x >> np.uint64(31))
+    return np.asarray((x >> np.uint64(11)) * 2.0**-53)
+
+
+def draw(logits: Tensor, knobs: np.ndarray) -> Tensor:
+    """One token (B,) for each row of logits (B, V): the inverse of the distribution's cumulative sum."""
+    greedy = knobs["temperature"] == 0
+    if greedy.all():
+        return logits.argmax(-1)
+    temperature = torch.from_numpy(np.where(greedy, np.float32(1), knobs["temperature"])).to(logits.device)
+    probs = (logits / temperature[:, None]).softmax(-1)
+    cut = ~greedy & ((knobs["top_p"] < 1) | (knobs["top_k"] > 0) | (knobs["min_p"] > 0))
+    if cut.any():
+        rows = torch.from_numpy(np.flatnonzero(cut)).to(logits.device)
+        probs[rows] = _nucleus(probs[rows], knobs[cut])
+    sums = probs.cumsum(-1, dtype=torch.float64)
+    share = torch.from_numpy(uniform(knobs["key"], knobs["drawn"])).to(logits.device) * (1 - 1e-12)
+    picks = torch.searchsorted(sums, (share * sums[:, -1])[:, None], right=True)[:, 0]
+    if greedy.any():
+        picks = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(-1), picks)
+    return picks
+
+
+def _nucleus(probs: Tensor, knobs: np.ndarray) -> Tensor:
+    """Keep the top_k likeliest, of these the fewest that hold top_p of the mass, of these those above min_p."""
+    ordered, order = probs.sort(-1, descending=True)
+    ranks = torch.arange(probs.shape[-1], device=probs.device)
+    k = torch.from_numpy(np.where(knobs["top_k"] > 0, knobs["top_k"], probs.shape[-1])).to(probs.device)
+    ordered = ordered * (ranks < k[:, None])
+    before = ordered.cumsum(-1) - ordered
+    top_p, min_p = (torch.from_numpy(knobs[name].copy()).to(probs.device)[:, None] for name in ("top_p", "min_p"))
+    kept = (before < top_p * ordered.sum(-1, keepdim=True)) & (ordered >= min_p * ordered[:, :1])
+    return torch.zeros_like(probs).scatter_(-1, order, ordered * kept)

@@ -1,0 +1,124 @@
+"""The emulated AWS: ministack in this process, on the loopback interface, with its state in the state folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import socket
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from tuneyard_host.local.folder import Folder
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+logger = logging.getLogger("tuneyard.emulator")
+SAVE = "/_tuneyard/save"
+LEAST_FREE_BYTES = 50_000_000
+_READS = ("Get", "Describe", "List", "Query", "Scan", "BatchGet", "Receive", "Head", "Lookup")
+
+
+def environment(folder: Folder, *, port: int) -> dict[str, str]:
+    """What ministack reads from its environment."""
+    return {
+        "BIND_HOST": "127.0.0.1", "MINISTACK_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "LOG_LEVEL": "WARNING",
+        "IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0", "DOCKER_HOST": "unix:///nonexistent", "TMPDIR": str(folder.tmp),
+        "PERSIST_STATE": "1", "STATE_DIR": str(folder.aws / "current"),
+        "S3_PERSIST": "1", "S3_DATA_DIR": str(folder.aws / "objects"),
+    }  # fmt: skip
+
+
+def serve(listener: socket.socket, folder: Path) -> None:
+    """Serve until SIGTERM, then save everything; needs ``environment`` to be set before the process starts."""
+    import uvicorn
+    from ministack import app as ministack
+
+    from tuneyard_host.local import snapshots
+
+    snapshots.tidy(folder)
+    ministack.save_all = lambda _: None  # at its end it would overwrite the files of ``current`` one by one
+    guarded = Guarded(ministack.app, snapshots.Snapshots(folder))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            guarded, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=75,
+            timeout_graceful_shutdown=2, lifespan="on",
+        )
+    )  # fmt: skip
+    server.run(sockets=[listener])
+    guarded.snapshots.save_at_the_end()
+
+
+class Guarded:
+    """The emulator, with its snapshots, shut to web pages and shut while it cannot keep what it is told."""
+
+    def __init__(self, app: Any, snapshots: Any) -> None:
+        self.app, self.snapshots = app, snapshots
+        self._full, self._looked = False, 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            keeper = asyncio.create_task(self.snapshots.keep())
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                keeper.cancel()
+        elif scope["type"] != "http" or _reads(scope):
+            await self.app(scope, receive, send)
+        elif scope["path"] == SAVE:
+            await self._save(send)
+        elif _from_a_page(scope):
+            await _answer(send, 403, "AccessDenied", "The emulator does not take requests from web pages.")
+        elif self._cannot_keep():
+            await _answer(send, 503, "ServiceUnavailable", "The disk of the state folder is full or cannot be written.")
+        else:
+            self.snapshots.changed()
+            await self.app(scope, receive, send)
+            self.snapshots.changed()
+
+    async def _save(self, send: Send) -> None:
+        from tuneyard_host.local.snapshots import NotSaved
+
+        try:
+            await self.snapshots.save()
+        except NotSaved as error:
+            await _answer(send, 503, "NotSaved", str(error))
+        else:
+            await _answer(send, 200, "Saved", "")
+
+    def _cannot_keep(self) -> bool:
+        now = time.monotonic()
+        if now > self._looked + 1:
+            self._looked = now
+            self._full = shutil.disk_usage(self.snapshots.folder).free < LEAST_FREE_BYTES
+        return self._full or self.snapshots.failures >= 3
+
+
+def _reads(scope: Scope) -> bool:
+    """Whether a request certainly changes nothing worth a snapshot; a message that was only received comes again."""
+    if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        return True
+    target = _header(scope, b"x-amz-target")
+    return target.rsplit(".", 1)[-1].startswith(_READS)
+
+
+def _from_a_page(scope: Scope) -> bool:
+    """Whether a browser sends this for a web page; one that holds a presigned link may."""
+    return bool(_header(scope, b"origin")) and b"X-Amz-Signature=" not in scope["query_string"]
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+async def _answer(send: Send, status: int, kind: str, message: str) -> None:
+    body = json.dumps({"__type": kind, "message": message}).encode()
+    headers = [(b"content-type", b"application/x-amz-json-1.0"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

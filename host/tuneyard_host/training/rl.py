@@ -1,0 +1,161 @@
+"""Reinforcement learning: trajectory groups in, one gradient step for each packed row out.
+
+Group-relative advantages, a clipped importance ratio (CISPO, or PPO), every trajectory counting the same; docs/training.md has
+the formulas. It differs from the open reference in that conversations share every beginning they have in common, that
+the row order comes from the job's own seed, and in the defects named in that page.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tuneyard.configs import UNSUPPORTED, RLConfig
+from tuneyard.errors import TrainingError
+from tuneyard.trajectories import TrajectoryGroup
+from tuneyard_host.bases import Base
+from tuneyard_host.training import batches, losses, plans
+from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
+from tuneyard_host.training.logprobs import of_row
+from tuneyard_host.training.packing import Row, pack, row_length
+from tuneyard_host.training.plans import Plan
+
+WEIGHT_DECAY, CLIP = 0.1, 0.1
+
+__all__ = ["UNSUPPORTED", "Plan", "plan", "steps"]
+
+
+def plan(groups: Sequence[TrajectoryGroup], base: Base, config: RLConfig, *, seed: int) -> Plan:
+    """Tokenise, weigh and pack a job's groups: the same plan whenever it is made."""
+    refuse_unsupported(config)
+    histories, ledger = batches.of_groups(groups, base, config)
+    length = config.packed_sequence_length or row_length(histories)
+    rows = pack(histories, length=length)
+    random.Random(seed).shuffle(rows)
+    return Plan(
+        num_sequences=len(rows),
+        warnings=plans.count(ledger),
+        num_trained_tokens=sum(row.num_trained for row in rows),
+        ledger=ledger,
+        notes=_notes(groups, ledger, config),
+        rows=[[row] for row in rows],
+        seed=seed,
+    )
+
+
+def steps(
+    plan: Plan,
+    learner: Learner,
+    config: RLConfig,
+    learning_rate: float,
+    *,
+    start: int = 0,
+    reference: Mapping[str, bytes] | None = None,
+    before: Mapping[str, bytes] | None = None,
+) -> Iterator[dict[str, float]]:
+    """Take the plan's gradient steps from number ``start`` on, and tell of each.
+
+    ``reference`` is the adapter of the KL penalty, None for the base model itself. ``before`` is the adapter that the job
+    started from: a job with precalculate_logprobs that goes on in the middle re-scores with it.
+    """
+    base = learner.base
+    reference_adapter = read_adapter(base, reference) if reference is not None and config.kl_penalty_coef else None
+    rescored = _rescore(plan, learner, config, start=start, before=before)
+    for number, (row,) in list(enumerate(plan.rows))[start:]:
+        began = time.perf_counter()
+        row = row.to(device_of(base))
+        terms = losses.Terms(
+            advantage=row.advantages,
+            weight=row.weights,
+            old=rescored.get(number, row.logprobs),
+            sampler=row.logprobs,
+            history=row.history,
+            num_histories=len(row.owners),
+        )
+        if config.kl_penalty_coef:
+            with torch.no_grad(), reference_adapter.active() if reference_adapter else nullcontext():
+                terms.reference, _ = of_row(base.model, row, chunk=config.logprob_calculation_chunk_size)
+
+        with learner.adapter.active(dropout_of(learner.lora, seed=plan.seed, step=number)):
+            new, entropy = of_row(base.model, row, chunk=config.logprob_calculation_chunk_size)
+        loss, told = losses.policy_loss(new, terms, config)
+        refuse_infinite(loss)
+
+        rate = learning_rate * len(row.owners) ** config.num_trajectories_learning_rate_multiplier_power
+        learner.clear_gradient()
+        loss.backward()
+        norm = learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP)
+        yield {
+            "loss": float(loss.detach()),
+            "policy_loss": float(loss.detach()),
+            "entropy": losses.mean(entropy * row.weights),
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "num_trainable_tokens": row.num_trained,
+            "tokens_per_second": len(row.ids) / (time.perf_counter() - began),
+            **told,
+        }
+
+
+def refuse_unsupported(config: RLConfig) -> None:
+    """Fail on an option that this trainer does not have, for jobs that were queued before the door refused it."""
+    for name, sentence in UNSUPPORTED.items():
+        if getattr(config, name) != type(config).model_fields[name].default:
+            raise TrainingError(sentence)
+
+
+def refuse_infinite(loss: Tensor) -> None:
+    """Fail before the optimizer sees a loss that is not a number."""
+    if not math.isfinite(float(loss.detach())):
+        raise TrainingError(
+            "The loss is not a finite number: training diverged, or the rollouts' logprobs are not this model's. Lower the "
+            "learning rate, or start again from an earlier checkpoint."
+        )
+
+
+def _rescore(
+    plan: Plan, learner: Learner, config: RLConfig, *, start: int, before: Mapping[str, bytes] | None
+) -> dict[int, Tensor]:
+    """With precalculate_logprobs, log p_old of each step's tokens under the weights that the job started from."""
+    if not config.precalculate_logprobs:
+        return {}
+    if start and before is None:
+        raise TrainingError("A job with precalculate_logprobs can only go on from the adapter that it started with.")
+    adapter = read_adapter(learner.base, before) if start and before is not None else learner.adapter
+    with torch.no_grad(), adapter.active():
+        return {
+            number: of_row(
+                learner.base.model, row.to(device_of(learner.base)), chunk=config.logprob_calculation_chunk_size
+            )[0]
+            for number, (row,) in list(enumerate(plan.rows))[start:]
+        }
+
+
+def _notes(groups: Sequence[TrajectoryGroup], ledger: list[dict[str, Any]], config: RLConfig) -> list[str]:
+    notes = []
+    empty = sum(not group.trajectories for group in groups)
+    equal = {row["group"] for row in ledger if row["dropped"] == batches.EQUAL_REWARDS}
+    trained = any(row["trained_tokens"] for row in ledger)
+    if empty:
+        notes.append(f"{empty} of {len(groups)} groups have no finished trajectory.")
+    if equal and len(equal) + empty == len(groups):
+        notes.append(
+            f"All {len(equal)} groups have equal rewards: nothing to learn. Rewards must differ within a group; sample "
+            "more trajectories per group, or grade them more finely."
+        )
+    elif equal:
+        notes.append(f"{len(equal)} of {len(groups)} groups have equal rewards and teach nothing.")
+    elif not trained:
+        notes.append(
+            "No trajectory has a trainable turn: send choices with logprobs, or set allow_training_without_logprobs."
+        )
+    if config.plot_tensors:
+        notes.append("plot_tensors is accepted and has no effect.")
+    return notes

@@ -1,0 +1,121 @@
+"""What the tests share: an AWS account made from template.yaml, the door over it, and a live local stack."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import boto3
+import pytest
+from fastapi.testclient import TestClient
+from moto import mock_aws
+from samtranslator.yaml_helper import yaml_parse
+
+from tuneyard import auth, blobs, bus, queues, table, teams, web
+from tuneyard.records import Identity, Role
+from tuneyard.settings import settings
+
+ROOT = Path(__file__).parent.parent
+TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
+
+
+def door_modules() -> dict[str, ModuleType]:
+    """Every function's app.py, loaded by its path."""
+    found = {}
+    for path in sorted((ROOT / "functions").glob("*/app.py")):
+        spec = importlib.util.spec_from_file_location(f"functions.{path.parent.name}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        found[path.parent.name] = module
+    return found
+
+
+@pytest.fixture(scope="session")
+def template() -> dict[str, Any]:
+    """template.yaml, parsed."""
+    parsed: dict[str, Any] = yaml_parse((ROOT / "template.yaml").read_text())
+    return parsed
+
+
+@pytest.fixture(scope="session")
+def storage_template(template: dict[str, Any]) -> str:
+    """The part of the template that is not Lambda and not API: what records and messages live in."""
+    kept = {
+        name: resource
+        for name, resource in template["Resources"].items()
+        if not resource["Type"].startswith(("AWS::Serverless", "AWS::CloudWatch", "AWS::SQS::QueuePolicy"))
+    }
+    outputs = {name: output for name, output in template["Outputs"].items() if "Api" not in json.dumps(output)}
+    return json.dumps({"Resources": kept, "Outputs": outputs})
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, storage_template: str) -> Iterator[dict[str, str]]:
+    """A fresh AWS account with the template's table, bucket, queues, bus and rule; the environment points at it."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "TUNEYARD_"))]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with mock_aws():
+        cloudformation = boto3.client("cloudformation")
+        cloudformation.create_stack(StackName="test", TemplateBody=storage_template)
+        stack = cloudformation.describe_stacks(StackName="test")["Stacks"][0]
+        outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
+        for name, key in (
+            ("TABLE_NAME", "TableName"), ("BUCKET_NAME", "BucketName"), ("TRAINING_QUEUE_URL", "TrainingQueueUrl"),
+            ("EVENT_QUEUE_URL", "EventQueueUrl"), ("BUS_NAME", "BusName"),
+        ):  # fmt: skip
+            monkeypatch.setenv(f"TUNEYARD_{name}", outputs[key])
+        monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY]))
+        monkeypatch.setenv("TUNEYARD_EVENTS_HOLD_SECONDS", "0")
+        forget()
+        yield outputs
+    forget()
+
+
+def forget() -> None:
+    """Make every cached client and setting anew at its next use."""
+    settings.cache_clear()
+    auth.forget()
+    for edge in (table, blobs, queues, bus):
+        edge._client.cache_clear()
+
+
+@pytest.fixture
+def key(aws: dict[str, str]) -> str:  # noqa: ARG001
+    """An administrator's key of team ``acme``."""
+    teams.create_team("acme")
+    return teams.create_key(team="acme", user="ada", role=Role.ADMIN)[1]
+
+
+@pytest.fixture
+def caller(key: str) -> Identity:
+    """The identity of that key."""
+    found = teams.find_key(key)
+    assert found is not None
+    return Identity(found.team, found.user, found.role, found.id)
+
+
+@pytest.fixture
+def stranger(key: str) -> dict[str, str]:  # noqa: ARG001
+    """The headers of another team's key."""
+    teams.create_team("rivals")
+    return {"Authorization": f"Bearer {teams.create_key(team='rivals', user='eve', role=Role.ADMIN)[1]}"}
+
+
+@pytest.fixture
+def api(key: str) -> Iterator[TestClient]:
+    """Every route of every function behind one door, called with the key of team ``acme``."""
+    routers = [module.router for module in door_modules().values() if hasattr(module, "router")]
+    app = web.create_app("Tuneyard", *routers)
+    with TestClient(app, headers={"Authorization": f"Bearer {key}"}, raise_server_exceptions=False) as client:
+        yield client
