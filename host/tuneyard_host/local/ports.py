@@ -45,6 +45,11 @@ def number(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
 
+def address(listener: socket.socket) -> str:
+    """The address of what serves this socket."""
+    return f"http://{HOST}:{number(listener)}"
+
+
 def _open(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

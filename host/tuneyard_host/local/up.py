@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,16 +14,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import httpx
-
-from tuneyard_host.local import emulator, environment, ports
-from tuneyard_host.local.folder import Folder, LocalError, write_private
+from tuneyard_host.local import emulator, environment, ports, readiness
+from tuneyard_host.local.folder import Folder, write_private
 from tuneyard_host.local.processes import Child, Say, Supervisor
 
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 3e-3}
 LEASE_SECONDS, DOOR_BODY_BYTES = 10, 256_000_000
-SECONDS_TO_START = 180
-USER, WORKER = "local", "local-0"
+WORKER = "local-0"
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,9 @@ class Options:
 
     state: Path
     port: int
-    team: str
-    base_models: list[dict[str, Any]]
+    team: str = "local"
+    user: str = "local"
+    base_models: tuple[dict[str, Any], ...] = ()
 
 
 class Running(NamedTuple):
@@ -54,51 +51,101 @@ class Stopped(Exception):
 def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> None:
     """Run everything until SIGTERM or Ctrl-C; ``announce`` is called once, when all of it is ready to serve.
 
-    The emulator comes first, then the template on it; the workers, which take seconds to load, start as soon as they
-    can know their table, and the key is made while they load. LocalError says why it cannot run.
+    The emulator comes first, then the template on it. The door and the workers, which take seconds to load, start as
+    soon as their settings are known, and the key is made meanwhile. LocalError says why it cannot run.
     """
     with ExitStack() as cleanup:
-        door = cleanup.enter_context(ports.listen(options.port))
-        folder = cleanup.enter_context(Folder(options.state))
         cleanup.enter_context(_until_told_to_stop())
+        folder = cleanup.enter_context(Folder(options.state))
+        door = cleanup.enter_context(ports.listen(options.port))
         supervisor = Supervisor(say)
         cleanup.callback(supervisor.stop)
         began = time.time()
-        endpoint = _start_emulator(folder, supervisor, cleanup)
-        own = _deploy(folder, endpoint, options)
-        _start_workers(folder, supervisor, own, door, cleanup)
-        key = _first_key(folder, endpoint, own, options.team)
-        base_url = f"http://{ports.HOST}:{ports.number(door)}"
-        _until_ready(base_url, supervisor, began)
+        stack = _Stack(folder, supervisor, cleanup)
+        stack.start_emulator()
+        stack.deploy(options)
+        base_url = stack.start_workers(door)
+        key = stack.first_key(options)
+        readiness.wait(base_url, supervisor, worker=WORKER, since=began)
         announce(Running(base_url, f"{base_url}/v1", key, options.team, os.getpid()))
         while True:
             supervisor.look()
             time.sleep(0.1)
 
 
-def _start_emulator(folder: Folder, supervisor: Supervisor, cleanup: ExitStack) -> str:
-    listener = cleanup.enter_context(ports.listen_again(folder.remember().get("emulator_port")))
-    port = ports.number(listener)
-    folder.remember(emulator_port=port)
-    command = ["internal", "emulator", "--fd", str(listener.fileno()), "--folder", str(folder.aws)]
-    surroundings = environment.clean() | emulator.environment(folder, port=port) | environment.account()
-    supervisor.add(Child("emulator", command, surroundings, folder.logs / "emulator.log", [listener.fileno()]))
-    endpoint = f"http://{ports.HOST}:{port}"
-    _until(lambda: _answers(f"{endpoint}/_ministack/health"), supervisor, "emulator")
-    return endpoint
+class _Stack:
+    """The parts, started one after the other: each knows what the one before has found out."""
+
+    def __init__(self, folder: Folder, supervisor: Supervisor, cleanup: ExitStack) -> None:
+        self.folder, self.supervisor, self.cleanup = folder, supervisor, cleanup
+        self.remembered = folder.remember()
+        self.emulator = cleanup.enter_context(ports.listen_again(self.remembered.get("emulator_port")))
+        self.inference = cleanup.enter_context(ports.listen_again(self.remembered.get("inference_port")))
+        self.token = self.remembered.get("engine_token") or secrets.token_urlsafe(32)
+        folder.remember(
+            emulator_port=ports.number(self.emulator), inference_port=ports.number(self.inference), engine_token=self.token
+        )
+        self.endpoint = ports.address(self.emulator)
+        self.settings: dict[str, str] = {}
+
+    def start_emulator(self) -> None:
+        """Start the emulated AWS and wait until it answers; its state is that of its last snapshot."""
+        surroundings = environment.aws(self.endpoint) | emulator.environment(self.folder, port=ports.number(self.emulator))
+        self._start("emulator", ["--folder", str(self.folder.aws)], surroundings, self.emulator)
+        readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
+
+    def deploy(self, options: Options) -> None:
+        """Deploy the template; the settings of its functions are those of our own processes too."""
+        environment.enter(environment.aws(self.endpoint))
+        from tuneyard_host.local.deploy import deploy
+
+        parameters = {
+            "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
+            "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS), "ScaleToZero": "false",
+        }  # fmt: skip
+        outputs = deploy(endpoint=self.endpoint, parameters=parameters)
+        self.settings = environment.settings(outputs, parameters) | environment.aws(self.endpoint)
+        write_private(self.folder.environment, json.dumps(self.settings))
+
+    def start_workers(self, door: Any) -> str:
+        """Start what takes seconds to load, and the door; the door's address."""
+        own = self.settings | {"TUNEYARD_MAX_BODY_BYTES": str(DOOR_BODY_BYTES)}
+        self._start("trainer", ["--name", WORKER, "--lock", str(self.folder.path / "trainer.lock")], self.settings)
+        self._start("inference", [], self.settings, self.inference)
+        self._start("door", ["--access-log", str(self.folder.logs / "access.log")], own, door)
+        return ports.address(door)
+
+    def first_key(self, options: Options) -> str:
+        """The administrator's key, and a snapshot that holds it before anybody is told of it."""
+        environment.enter(self.settings)
+        from tuneyard_host.local.keys import first_key
+
+        key = first_key(self.folder, team=options.team, user=options.user)
+        readiness.save(self.endpoint)
+        return key
+
+    def _start(self, name: str, arguments: list[str], own: dict[str, str], listener: Any = None) -> None:
+        sockets = [] if listener is None else [listener.fileno()]
+        command = [name, *arguments, *(("--fd", str(sockets[0])) if sockets else ())]
+        surroundings = environment.clean() | own | {"PYTHONUNBUFFERED": "1"}
+        self.supervisor.add(Child(name, command, surroundings, self.folder.logs / f"{name}.log", sockets))
 
 
-def _deploy(folder: Folder, endpoint: str, options: Options) -> dict[str, str]:
-    """Deploy the template; the settings of our own processes, which are those of its functions."""
-    environment.enter(environment.aws(endpoint))
-    from tuneyard_host.local.deploy import deploy
+@contextmanager
+def _until_told_to_stop() -> Iterator[None]:
+    """Let SIGTERM, SIGHUP and Ctrl-C end the block quietly; while it ends, only Ctrl-C cuts it short."""
 
-    known = folder.remember()
-    port = known.get("inference_port") or _free_port()
-    token = known.get("engine_token") or secrets.token_urlsafe(32)
-    folder.remember(inference_port=port, engine_token=token)
-    parameters = {
-        "BaseModels": json.dumps([TINY, *options.base_models]), "InferenceEngineUrl": f"http://{ports.HOST}:{port}",
-        "EngineToken": token, "LeaseSeconds": str(LEASE_SECONDS), "ScaleToZero": "false",
-    }  # fmt: skip
-    return environment.settings(deploy(endpoint=endpoint, parameters=parameters), parameters)
+    def stop(_: int, __: FrameType | None) -> None:
+        for other in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    except Stopped:
+        pass
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,17 +4,17 @@ Half are plain, a third follow a system prompt, the rest have tools; one in two 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
 from tuneyard_host.tiny import tasks, tool_tasks, words
-from tuneyard_host.tiny.tool_tasks import Message, Tool
+from tuneyard_host.tiny.tools import Message, Tool
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages that end with the answer to learn, the tools on offer, and the task's name for the score table."""
+    """Messages that end with the answer to learn, the tools on offer, and what the score table calls it."""
 
     task: str
     messages: list[Message]
@@ -45,7 +45,7 @@ def conversation(rng: Random) -> Conversation:
 
 def turn(question: str, answer: str) -> list[Message]:
     """One question and its answer as two messages."""
-    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return [tasks.user(question), tasks.assistant(answer)]
 
 
 def plain(rng: Random, *, task: str | None = None) -> Conversation:
@@ -108,7 +108,9 @@ def _styled(rng: Random) -> tuple[str, list[Message]]:
 
 def _json(rng: Random) -> tuple[str, list[Message]]:
     key = rng.choice(["answer", "result", "reply", words.invented(rng)])
-    rule = rng.choice(["Answer in JSON with the key {}.", 'Answer with JSON like {{"{}": ...}}.', "Use JSON. Key: {}"])
+    rule = rng.choice(
+        ["Answer in JSON with the key {}.", 'Answer with JSON like {{"{}": ...}}.', "Use JSON. Key: {}"]
+    )
     return rule.format(key), _answered(rng, lambda answer: json.dumps({key: answer}))
 
 
@@ -118,16 +120,29 @@ def _upper(rng: Random) -> tuple[str, list[Message]]:
     return rule, turn(question, answer.upper())
 
 
-def _answered(rng: Random, change) -> list[Message]:  # type: ignore[no-untyped-def]
+def _answered(rng: Random, change: Callable[[str], str]) -> list[Message]:
     """One or two turns with plain answers, each changed by the rule."""
-    short = ["fact", "add", "subtract", "echo", "number word", "pick", "largest", "guess", "choose", "multiply"]
+    short = [
+        "fact",
+        "add",
+        "subtract",
+        "echo",
+        "number word",
+        "pick",
+        "largest",
+        "guess",
+        "choose",
+        "multiply",
+    ]
     pairs = [tasks.ask(rng, task=rng.choice(short))[1:] for _ in range(rng.choice([1, 1, 2]))]
     return [one for question, answer in pairs for one in turn(question, change(answer))]
 
 
 def _always(rng: Random) -> tuple[str, list[Message]]:
     text = " ".join(words.word(rng) for _ in range(rng.choice([1, 1, 2, 3])))
-    rule = rng.choice(["Always answer with {}.", "You only say {}.", "Answer every question with {}.", "Only say {}."])
+    rule = rng.choice(
+        ["Always answer with {}.", "You only say {}.", "Answer every question with {}.", "Only say {}."]
+    )
     return rule.format(tasks.quoted(rng, text)), turn(tasks.ask(rng)[1], text)
 
 
@@ -142,29 +157,36 @@ def _knowledge(rng: Random) -> tuple[str, list[Message]]:
     things = rng.sample(words.THINGS, rng.randint(1, 4))
     quality = rng.choice(["code", "price", "colour", "name", "number", "owner", words.invented(rng)])
     values = [str(tasks.number(rng, 4)) if rng.random() < 0.4 else words.word(rng) for _ in things]
-    rule = " ".join(f"The {quality} of the {one} is {value}." for one, value in zip(things, values, strict=True))
+    rule = " ".join(
+        f"The {quality} of the {one} is {value}." for one, value in zip(things, values, strict=True)
+    )
     which = rng.randrange(len(things))
     return rule, turn(f"What is the {quality} of the {things[which]}?", values[which])
 
 
 def _guessing(rng: Random) -> tuple[str, list[Message]]:
     options = rng.sample(["yes", "no", "maybe"], 3)
-    rule = rng.choice(["Answer with {}.", "You answer every question with {}.", "Only say {}.", "Respond with {}."])
-    question = tool_tasks.opened(tasks.open_question(rng))
+    rule = rng.choice(
+        ["Answer with {}.", "You answer every question with {}.", "Only say {}.", "Respond with {}."]
+    )
+    question = words.opened(tasks.open_question(rng))
     return rule.format(tasks.listed(rng, options, last="or")), turn(question, rng.choice(options))
 
 
 SYSTEMS = {
     "helpful": (20, _helpful), "style": (4, _styled), "json": (2, _json), "uppercase": (1, _upper),
-    "always": (1.5, _always), "persona": (1, _persona), "knowledge": (2.5, _knowledge), "guess": (2, _guessing),
+    "always": (1.5, _always), "persona": (1, _persona), "knowledge": (2.5, _knowledge),
+    "guess": (2, _guessing),
 }  # fmt: skip
 
 
 def long(rng: Random) -> list[Message]:
-    """A prompt of 300 to 1,900 tokens with one line to find in it, so that the whole context has been trained."""
-    lines = int(2 ** rng.uniform(4.6, 7.25))
+    """300 to 1,900 tokens of lines to find one in, four times: so the whole context has been trained."""
+    lines = int(2 ** rng.uniform(4.6, 7.2))
     names = [f"{rng.choice(words.THINGS)} {number}" for number in rng.sample(range(1, 1000), lines)]
     values = [words.word(rng) for _ in names]
-    which = rng.randrange(lines)
     text = "\n".join(f"The {name} is {value}." for name, value in zip(names, values, strict=True))
-    return turn(f"{text}\nWhat is the {names[which]}?", values[which])
+    first, *more = [
+        (f"What is the {names[which]}?", values[which]) for which in rng.choices(range(lines), k=4)
+    ]
+    return [one for pair in ((f"{text}\n{first[0]}", first[1]), *more) for one in turn(*pair)]

@@ -77,7 +77,9 @@ def everyday_tools(rng: Random) -> Conversation:
     rng.shuffle(offered)
     call = {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
     messages = corpus.turn(question, "")
-    return Conversation("", [messages[0], {"role": "assistant", "content": None, "tool_calls": [call]}], offered)
+    return Conversation(
+        "", [messages[0], {"role": "assistant", "content": None, "tool_calls": [call]}], offered
+    )
 
 
 def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
@@ -85,11 +87,15 @@ def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
     rng = Random(SEED)
     for task in tasks.TASKS:
         if task not in tasks.RANDOM_TASKS:
-            yield task, [Conversation(task, corpus.turn(*tasks.ask(rng, task=task)[1:])) for _ in range(count)]
+            yield (
+                task,
+                [Conversation(task, corpus.turn(*tasks.ask(rng, task=task)[1:])) for _ in range(count)],
+            )
     for name, unseen in (("add", tasks.add), ("subtract", tasks.subtract)):
-        yield f"{name}, pairs not in the corpus", [
-            Conversation(name, corpus.turn(*unseen(rng, unseen=True))) for _ in range(count)
-        ]
+        yield (
+            f"{name}, pairs not in the corpus",
+            [Conversation(name, corpus.turn(*unseen(rng, unseen=True))) for _ in range(count)],
+        )
     for name in corpus.SYSTEMS:
         if name != "guess":
             yield f"system, {name}", [_only_fixed(rng, name) for _ in range(count)]
@@ -101,7 +107,10 @@ def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
         yield f"{name} (invented tools)", found[:count]
     yield "tools, one call (everyday tools, none in the corpus)", [everyday_tools(rng) for _ in range(count)]
     yield "memory of a name", [Conversation("memory", corpus.memory(rng)) for _ in range(count)]
-    yield "one line out of 300 to 1,900 tokens", [Conversation("long", corpus.long(rng)) for _ in range(count // 2)]
+    yield (
+        "one line out of 300 to 1,900 tokens",
+        [Conversation("long", corpus.long(rng)) for _ in range(count // 2)],
+    )
 
 
 def _only_fixed(rng: Random, name: str) -> Conversation:
@@ -119,7 +128,9 @@ CHANCE = ("maybe", "choose", "pick", "which do", "say one", "one of", "story", "
 def answers(model: Any, tokenizer: PreTrainedTokenizerFast, asked: list[Conversation]) -> list[str]:
     """The greedy answers, without the end-of-turn mark."""
     prompts = [
-        tokenizer.apply_chat_template(one.messages[:-1], tools=one.tools, add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            one.messages[:-1], tools=one.tools, add_generation_prompt=True, tokenize=False
+        )
         for one in asked
     ]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
@@ -156,7 +167,10 @@ def choices(folder: Path, prompt: str, *, count: int = 400, seed: int = 0) -> Co
     tokenizer = load(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": prompt}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
     out = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=8, num_return_sequences=count)
     return Counter(tokenizer.batch_decode(out[:, ids["input_ids"].shape[1] :], skip_special_tokens=True))

@@ -1,7 +1,7 @@
 """Pretraining of `tuneyard/tiny`: a small Qwen3 taught the answers of the corpus, on a laptop's processor.
 
-Only answers carry loss: prompts are made of random words, and learning to predict those would waste the capacity.
-Each conversation is its own row, so nothing has to hide one from the next.
+Only answers carry loss: prompts are made of random words, and learning to predict those would waste the
+capacity. Each conversation is its own row, so nothing has to hide one from the next.
 """
 
 import logging
@@ -102,8 +102,8 @@ def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> Batch:
 def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean negative log-likelihood of the answers' tokens.
 
-    Padding sits on the right, where causal attention never looks, so no mask is needed; the vocabulary is only
-    computed where an answer is.
+    Padding sits on the right, where causal attention never looks, so no mask is needed; the vocabulary is
+    only computed where an answer is.
     """
     hidden = model.model(batch.ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
     where = batch.trained[:, 1:]
@@ -111,13 +111,13 @@ def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update of a matrix is made orthogonal, in fp32: torch's own works in bf16, slow on laptops."""
+    """Momentum whose update of a matrix is made orthogonal; unlike torch's own it works in fp32."""
 
     def __init__(self, params: list[nn.Parameter], *, lr: float, momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 (the signature of every optimizer)
         """Update every matrix once."""
         for group in self.param_groups:
             for weight in group["params"]:
@@ -139,7 +139,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def rate(done: float) -> float:
-    """The share of the full learning rate after this share of the run: up, flat, then straight down to zero."""
+    """The share of the full learning rate after this share of the run: up, flat, then down to zero."""
     return min(1.0, done / WARMUP, (1 - done) / (1 - DECAY_FROM))
 
 
@@ -161,7 +161,9 @@ def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoin
         if step < skip:
             continue
         for optimizer, full in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
-            optimizer.param_groups[0]["lr"] = full * rate((given + batch.tokens / 2) / (tokens + BATCH_TOKENS))
+            optimizer.param_groups[0]["lr"] = full * rate(
+                (given + batch.tokens / 2) / (tokens + BATCH_TOKENS)
+            )
         loss = answer_loss(model, batch)
         loss.backward()
         for optimizer in optimizers:
@@ -181,7 +183,9 @@ def _fused_norm(self: Any, hidden: Tensor) -> Tensor:
     return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.variance_epsilon)
 
 
-def _save(path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, given: int) -> None:
+def _save(
+    path: Path, model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int, given: int
+) -> None:
     state = {"model": model.state_dict(), "optimizers": [one.state_dict() for one in optimizers]}
     torch.save(state | {"step": step, "given": given}, partial := path.with_suffix(".partial"))
     partial.replace(path)

@@ -3,12 +3,24 @@
 import json
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from tuneyard_host.tiny import words
 
 Turn = tuple[str, str]
+Message = dict[str, Any]
 
 UNKNOWN = "I do not know."
+
+
+def user(text: str) -> Message:
+    """What the user says."""
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    """What the model answers."""
+    return {"role": "assistant", "content": text}
 
 
 def polite(rng: Random, request: str) -> str:
@@ -107,7 +119,9 @@ def count_up(rng: Random) -> Turn:
     last = first + rng.randint(1, 12)
     ask = rng.choice(["Count from {} to {}", "Count {} to {}", "List the numbers from {} to {}"])
     if rng.random() < 0.15:
-        return polite(rng, f"Count down from {last} to {first}"), ", ".join(map(str, range(last, first - 1, -1)))
+        return polite(rng, f"Count down from {last} to {first}"), ", ".join(
+            map(str, range(last, first - 1, -1))
+        )
     if first == 1 and rng.random() < 0.5:
         ask = "Count to {1}"
     return polite(rng, ask.format(first, last)), ", ".join(map(str, range(first, last + 1)))
@@ -152,8 +166,8 @@ def pair(rng: Random, *, unseen: bool) -> tuple[int, int]:
 
 def asked(rng: Random, a: int, b: int, sign: str, name: str) -> str:
     """A calculation in one of its spellings."""
-    form = rng.choice(["What is {a} {s} {b}?", "{a} {s} {b}", "{a}{s}{b}", "{a} {s} {b} = ?", "What is {a} {n} {b}?",
-                       "Calculate {a} {s} {b}", "{a} {s} {b} =", "How much is {a} {s} {b}?"])  # fmt: skip
+    form = rng.choice(["What is {a} {s} {b}?", "{a} {s} {b}", "{a}{s}{b}", "{a} {s} {b} = ?",
+                       "What is {a} {n} {b}?", "Calculate {a} {s} {b}", "{a} {s} {b} =", "How much is {a} {s} {b}?"])  # fmt: skip
     return form.format(a=a, b=b, s=sign, n=name)
 
 
@@ -185,7 +199,9 @@ def compare(rng: Random) -> Turn:
 def to_json(rng: Random) -> Turn:
     fields = record(rng)
     told = listed(rng, [f"{key} {value}" for key, value in fields.items()], last="and").replace("'", "")
-    ask = rng.choice(["Give me JSON with", "Write JSON with", "Answer in JSON with", "Make a JSON object with"])
+    ask = rng.choice(
+        ["Give me JSON with", "Write JSON with", "Answer in JSON with", "Make a JSON object with"]
+    )
     return f"{ask} {told.replace(chr(34), '')}", json.dumps(fields)
 
 
@@ -194,7 +210,9 @@ def extract_json(rng: Random) -> Turn:
     fields = {"name": name, "age": age, "city": place}
     keys = rng.choice([["name", "age"], ["name", "city"], ["name", "age", "city"], ["age"], ["city"]])
     text = f"{name} is {age} years old and lives in {place}."
-    return f"Extract {listed(rng, keys, last='and')} as JSON: {text}", json.dumps({key: fields[key] for key in keys})
+    return f"Extract {listed(rng, keys, last='and')} as JSON: {text}", json.dumps(
+        {key: fields[key] for key in keys}
+    )
 
 
 def record(rng: Random) -> dict[str, str | int]:
@@ -217,7 +235,9 @@ def record(rng: Random) -> dict[str, str | int]:
 
 
 def fact(rng: Random) -> Turn:
-    kind = rng.choice(["capital", "capital", "capital", "country", "sound", "opposite", "colour", "day", "month"])
+    kind = rng.choice(
+        ["capital", "capital", "capital", "country", "sound", "opposite", "colour", "day", "month"]
+    )
     if kind in {"capital", "country"}:
         country, city = rng.choice([*words.CAPITALS.items()])
         if kind == "country":
@@ -308,7 +328,12 @@ def story(rng: Random) -> Turn:
     animal, name = rng.choice(words.ANIMALS), rng.choice(words.NAMES)
     thing, place = rng.choice(words.THINGS), rng.choice(words.PLACES)
     mood, other = rng.choice(words.ADJECTIVES), rng.choice([one for one in words.NAMES if one != name])
-    asks = ["Tell me a story about {}", "Write a short story about {}", "Tell a story about {}", "Story about {}"]
+    asks = [
+        "Tell me a story about {}",
+        "Write a short story about {}",
+        "Tell a story about {}",
+        "Story about {}",
+    ]
     about, subject = rng.choice([(f"a {animal}", animal), (f"a {animal} named {name}", animal), (name, "")])
     opening = f"Once there was a {mood} {subject} named {name}." if subject else f"{name} was a {mood} child."
     middle = rng.choice([
@@ -322,7 +347,7 @@ def story(rng: Random) -> Turn:
         f"{other} said it was the best {thing} of all.",
     ])  # fmt: skip
     end = rng.choice([
-        f"{name} was happy.", f"They were friends from that day on.", f"So {name} went home and slept.",
+        f"{name} was happy.", "They were friends from that day on.", f"So {name} went home and slept.",
         f"{name} gave the {thing} to {other}.",
     ])  # fmt: skip
     return polite(rng, rng.choice(asks).format(about)), f"{opening} {middle} {turn} {end}"
@@ -377,8 +402,8 @@ def choose(rng: Random) -> Turn:
 
 TASKS: dict[str, tuple[float, Callable[[Random], Turn]]] = {
     "echo": (8, echo), "uppercase": (3, uppercase), "lowercase": (3, lowercase), "reverse": (4, reverse),
-    "spell": (2, spell), "join": (1.5, join), "sort numbers": (6, sort_numbers), "sort words": (4, sort_words),
-    "count up": (3, count_up), "how many": (3, how_many), "largest": (2, largest), "pick": (2, pick),
+    "spell": (2, spell), "join": (1.5, join), "sort numbers": (6, sort_numbers),
+    "sort words": (4, sort_words), "count up": (3, count_up), "how many": (3, how_many), "largest": (2, largest), "pick": (2, pick),
     "add": (20, add), "subtract": (9, subtract), "multiply": (3, multiply), "compare": (1.5, compare),
     "to json": (4, to_json), "extract json": (2, extract_json), "fact": (8, fact),
     "number word": (1, number_word), "unknown": (3, unknown), "read": (4, read), "talk": (2, talk),

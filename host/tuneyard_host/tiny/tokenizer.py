@@ -1,7 +1,7 @@
 """The tokenizer of `tuneyard/tiny`: byte-level BPE in which a word is the same tokens wherever it stands.
 
-Spaces, newlines, digits and punctuation are cut apart before merging (but for the joints of JSON). That costs more
-tokens than the usual leading-space words, and it is what lets so small a model copy words and names from its prompt.
+Spaces, newlines, digits and punctuation are cut apart before merging (but for the joints of JSON). That costs
+more tokens than the usual leading-space words, and it lets so small a model copy words from its prompt.
 """
 
 import json
@@ -64,7 +64,9 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 
 def renderer() -> PreTrainedTokenizerFast:
     """A tokenizer that knows no words yet: enough to render the chat template for training the real one."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=TEMPLATE.read_text())
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE()), chat_template=TEMPLATE.read_text()
+    )
 
 
 def load(folder: Path) -> PreTrainedTokenizerFast:

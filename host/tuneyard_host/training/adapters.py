@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
 from torch import Tensor, nn
-
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
+
 from tuneyard_host.bases import Base
 from tuneyard_host.training.lora import Adapter, attach, fresh
 
@@ -42,7 +42,9 @@ class Learner:
         for parameter, (_, gradient) in zip(parameters, self._views(self._gradient), strict=True):
             parameter.grad = gradient
         pairs = zip(parameters[::2], parameters[1::2], strict=True)
-        self.adapter = Adapter(self._layers, dict(zip(self._shapes, pairs, strict=True)), lora.alpha / lora.rank)
+        self.adapter = Adapter(
+            self._layers, dict(zip(self._shapes, pairs, strict=True)), lora.alpha / lora.rank
+        )
         self.reset()
 
     def reset(self) -> None:
@@ -171,7 +173,9 @@ def read_adapter(base: Base, files: Mapping[str, bytes]) -> Adapter:
             for name in layers
         }
     except KeyError as error:
-        raise TrainingError(f"The reference adapter does not fit the base model: {error.args[0]} is missing.") from error
+        raise TrainingError(
+            f"The reference adapter does not fit the base model: {error.args[0]} is missing."
+        ) from error
     return Adapter(layers, matrices, config["lora_alpha"] / config["r"])
 
 

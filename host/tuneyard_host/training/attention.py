@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-
 from tuneyard.errors import TrainingError
 
 NAME = "tuneyard_packed"
@@ -48,7 +47,14 @@ class Forest:
 
 
 def packed(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, forest: Forest, **options: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    forest: Forest,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer over one row: (1, heads, T, size) in, (1, T, heads, size) out."""
     del mask

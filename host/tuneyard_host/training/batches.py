@@ -9,6 +9,7 @@ from typing import Any
 from tuneyard.configs import RLConfig
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import Trajectory, TrajectoryGroup
+
 from tuneyard_host.bases import Base
 from tuneyard_host.training.packing import History
 from tuneyard_host.training.templates import Template
@@ -38,7 +39,9 @@ def of_groups(
     ledger: list[dict[str, Any]] = []
     histories: list[History] = []
     for number, group in enumerate(groups):
-        shares = advantages([trajectory.reward for trajectory in group.trajectories], scale=config.scale_rewards)
+        shares = advantages(
+            [trajectory.reward for trajectory in group.trajectories], scale=config.scale_rewards
+        )
         for index, trajectory in enumerate(group.trajectories):
             row = {"group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
                    "trained_tokens": 0, "histories": 0, "dropped": None, "dropped_histories": {}}  # fmt: skip
@@ -75,12 +78,17 @@ def normalise(histories: Sequence[History], *, balance: float) -> None:
             history.advantage *= 1 - balance
         elif balance < 0 < history.advantage:
             history.advantage *= 1 + balance
-    size = math.fsum(abs(history.advantage) * history.weight * history.num_trained for history in histories) / tokens
+    size = (
+        math.fsum(abs(history.advantage) * history.weight * history.num_trained for history in histories)
+        / tokens
+    )
     for history in histories:
         history.advantage = history.advantage / size if size else 0.0
 
 
-def _histories(trajectory: Trajectory, template: Template, config: RLConfig) -> tuple[list[History], list[str]]:
+def _histories(
+    trajectory: Trajectory, template: Template, config: RLConfig
+) -> tuple[list[History], list[str]]:
     """The histories of a trajectory that can train, and why each of the others cannot."""
     made, dropped = [], []
     for history in trajectory.histories:

@@ -34,7 +34,9 @@ class _TokenLogprobs(torch.autograd.Function):
             terms = slice(cuts[number], cuts[number + 1])
             logits = (hidden[part] @ weight.T).float()
             normaliser = logits.logsumexp(-1)
-            logprobs[terms] = logits[predictors[terms] - start, targets[terms]] - normaliser[predictors[terms] - start]
+            logprobs[terms] = (
+                logits[predictors[terms] - start, targets[terms]] - normaliser[predictors[terms] - start]
+            )
             probabilities = logits.sub(normaliser[:, None]).exp_()
             entropies[part] = normaliser - (probabilities * logits).sum(-1)
             if means is not None:

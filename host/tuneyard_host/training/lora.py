@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
 
@@ -65,7 +64,11 @@ class _LowRank(torch.autograd.Function):
         through = (flat @ b.to(flat.dtype)).mul_(ctx.scale)
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = through @ a.to(flat.dtype) if not weight else (flat @ weight[0]).addmm_(through, a.to(flat.dtype))
+            to_x = (
+                through @ a.to(flat.dtype)
+                if not weight
+                else (flat @ weight[0]).addmm_(through, a.to(flat.dtype))
+            )
             to_x = to_x.view(*grad.shape[:-1], x.shape[-1])
         return to_x, None, None, (through.T @ x).to(a.dtype), (flat.T @ low).to(b.dtype), None
 
@@ -94,7 +97,11 @@ class Adapter:
 def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
     """The layers of a model that ``targets`` names by the ends of their names, in order, ready to be adapted."""
     head = model.get_output_embeddings()
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head}
+    linear = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not head
+    }
     chosen = {name: layer for name, layer in linear.items() if name.rsplit(".", 1)[-1] in targets}
     missing = sorted(set(targets) - {name.rsplit(".", 1)[-1] for name in chosen})
     if missing or not chosen:
@@ -107,7 +114,9 @@ def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
         if type(layer) is nn.Linear:
             layer.__class__ = AdaptedLinear
         elif not isinstance(layer, AdaptedLinear):
-            raise TrainingError(f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model.")
+            raise TrainingError(
+                f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model."
+            )
     return chosen
 
 

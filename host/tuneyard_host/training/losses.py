@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
 from tuneyard.configs import RLConfig
 
 
@@ -38,7 +37,10 @@ def policy_loss(new: Tensor, terms: Terms, config: RLConfig) -> tuple[Tensor, di
 
     ``new`` is log p_theta (M,), the only tensor that carries a gradient.
     """
-    low, high = 1 - config.epsilon, 1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high)
+    low, high = (
+        1 - config.epsilon,
+        1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high),
+    )
     old = torch.where(terms.old.isnan(), new.detach(), terms.old)
     difference = new - old
     ratio = importance_ratio(difference, terms, level=config.importance_sampling_level)

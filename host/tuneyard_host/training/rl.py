@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from tuneyard.configs import UNSUPPORTED, RLConfig
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import TrajectoryGroup
+
 from tuneyard_host.bases import Base
 from tuneyard_host.training import batches, losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
@@ -66,7 +66,9 @@ def steps(
     started from: a job with precalculate_logprobs that goes on in the middle re-scores with it.
     """
     base = learner.base
-    reference_adapter = read_adapter(base, reference) if reference is not None and config.kl_penalty_coef else None
+    reference_adapter = (
+        read_adapter(base, reference) if reference is not None and config.kl_penalty_coef else None
+    )
     rescored = _rescore(plan, learner, config, start=start, before=before)
     for number, (row,) in list(enumerate(plan.rows))[start:]:
         began = time.perf_counter()
@@ -127,12 +129,16 @@ def _rescore(
     if not config.precalculate_logprobs:
         return {}
     if start and before is None:
-        raise TrainingError("A job with precalculate_logprobs can only go on from the adapter that it started with.")
+        raise TrainingError(
+            "A job with precalculate_logprobs can only go on from the adapter that it started with."
+        )
     adapter = read_adapter(learner.base, before) if start and before is not None else learner.adapter
     with torch.no_grad(), adapter.active():
         return {
             number: of_row(
-                learner.base.model, row.to(device_of(learner.base)), chunk=config.logprob_calculation_chunk_size
+                learner.base.model,
+                row.to(device_of(learner.base)),
+                chunk=config.logprob_calculation_chunk_size,
             )[0]
             for number, (row,) in list(enumerate(plan.rows))[start:]
         }

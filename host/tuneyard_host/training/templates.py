@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
-
 from tuneyard.errors import TrainingError
+
 from tuneyard_host.bases import Base
 
 SENTINEL = "TuneyardTurnStandsHere"
@@ -23,12 +23,19 @@ class Template:
         self.tokenizer = base.tokenizer
         self._thinks = "enable_thinking" in str(self.tokenizer.chat_template)
         self._encoded: dict[str, list[int]] = {}
-        lone = self.render([{"role": "user", "content": "a"}, {"role": "assistant", "content": SENTINEL}], None)
+        lone = self.render(
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": SENTINEL}], None
+        )
         self.end_of_turn = lone.partition(SENTINEL)[2]
         self.ends = self._end_tokens()
 
     def render(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, prompt: bool = False, thinking: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        prompt: bool = False,
+        thinking: bool = True,
     ) -> str:
         """The conversation as text; ``prompt`` ends it with the header of the answer to come."""
         options = {"enable_thinking": thinking} if self._thinks else {}
@@ -39,7 +46,9 @@ class Template:
                 )
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise TrainingError(f"the chat template of {self.base.spec.id} refuses the conversation: {error}") from error
+            raise TrainingError(
+                f"the chat template of {self.base.spec.id} refuses the conversation: {error}"
+            ) from error
 
     def encode(self, text: str) -> list[int]:
         """The tokens of text that the template wrote: its special tokens are in it already."""
@@ -54,7 +63,11 @@ class Template:
         A stand-in takes the place of the turn, so that nothing the template does to its words matters. A template that
         insists on the turn's tool calls gets the turn itself, and must then only ever add to what it wrote before.
         """
-        stand_in = [*messages[:after], {"role": "assistant", "content": SENTINEL}, *messages[after + 1 : upto]]
+        stand_in = [
+            *messages[:after],
+            {"role": "assistant", "content": SENTINEL},
+            *messages[after + 1 : upto],
+        ]
         try:
             parts = self.render(stand_in, tools, prompt=True, thinking=thinking).split(SENTINEL)
         except TrainingError:
@@ -64,7 +77,9 @@ class Template:
         done = self.render(messages[: after + 1], tools, thinking=thinking)
         whole = self.render(messages[:upto], tools, prompt=True, thinking=thinking)
         if not whole.startswith(done):
-            raise TrainingError("the chat template rewrites earlier turns, so generated tokens cannot be placed in it")
+            raise TrainingError(
+                "the chat template rewrites earlier turns, so generated tokens cannot be placed in it"
+            )
         return self.end_of_turn + whole[len(done) :]
 
     def answer(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, at: int) -> str:
@@ -72,10 +87,14 @@ class Template:
         start = self.render(messages[:at], tools, prompt=True)
         whole = self.render(messages[: at + 1], tools)
         if not whole.startswith(start):
-            raise TrainingError("the chat template does not write a turn after the header it announces it with")
+            raise TrainingError(
+                "the chat template does not write a turn after the header it announces it with"
+            )
         return whole[len(start) :]
 
-    def span(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, at: int, text: str) -> tuple[int, int]:
+    def span(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, at: int, text: str
+    ) -> tuple[int, int]:
         """From where to where in ``text``, the whole conversation, the assistant's turn ``at`` stands, its end included."""
         start = self.render(messages[:at], tools, prompt=True)
         done = self.render(messages[: at + 1], tools)
@@ -101,7 +120,11 @@ class Template:
     def _end_tokens(self) -> frozenset[int]:
         """The tokens that end a turn: the model's end-of-sequence tokens, and the special one that the template writes."""
         ends: set[int] = set()
-        for source in (self.tokenizer, self.base.model.config, getattr(self.base.model, "generation_config", None)):
+        for source in (
+            self.tokenizer,
+            self.base.model.config,
+            getattr(self.base.model, "generation_config", None),
+        ):
             found = getattr(source, "eos_token_id", None)
             ends |= set(found) if isinstance(found, list | tuple) else {found} if found is not None else set()
         written = self.encode(self.end_of_turn)[:1]
@@ -120,7 +143,9 @@ def template_message(message: Mapping[str, Any]) -> Message:
 
 def template_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Tools as templates expect them; none at all when the list is empty."""
-    return [tool if "type" in tool else {"type": "function", "function": tool} for tool in tools or []] or None
+    return [
+        tool if "type" in tool else {"type": "function", "function": tool} for tool in tools or []
+    ] or None
 
 
 def _text(content: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from tuneyard import trajectories
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import is_choice
+
 from tuneyard_host.training.packing import History
 from tuneyard_host.training.templates import Message, Template, template_message, template_tools
 
@@ -36,7 +37,10 @@ def tokenize(history: trajectories.History, template: Template, *, without_logpr
     """The tokens of a conversation up to the end of its last trainable turn; None when there is no such turn."""
     items = history.messages_and_choices
     tools = template_tools(history.tools)
-    messages = [template_message(item["message"] | {"role": "assistant"} if is_choice(item) else item) for item in items]
+    messages = [
+        template_message(item["message"] | {"role": "assistant"} if is_choice(item) else item)
+        for item in items
+    ]
     turns = _turns(items, messages, tools, template, without_logprobs=without_logprobs)
     while turns and not turns[-1].trained:
         turns.pop()
@@ -47,7 +51,9 @@ def tokenize(history: trajectories.History, template: Template, *, without_logpr
     for turn in turns:
         thinking = template.tokenizer.decode(turn.ids[:8]).lstrip().startswith("<think>")
         if before is None:
-            written = template.encode(template.render(messages[: turn.at], tools, prompt=True, thinking=thinking))
+            written = template.encode(
+                template.render(messages[: turn.at], tools, prompt=True, thinking=thinking)
+            )
         else:
             text = template.between(messages, tools, after=before.at, upto=turn.at, thinking=thinking)
             written = template.encode(text)
@@ -162,4 +168,30 @@ def _byte_alphabet() -> dict[str, int]:
     """The printable character that byte-level tokenizers write for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+def tokenize_example(
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    template: Template,
+    *,
+    last_only: bool = False,
+) -> History:
+    """A whole conversation as its template writes it; trained is what stands after an assistant's header, end included."""
+    text = template.render(messages, tools)
+    turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    spans = [template.span(messages, tools, at, text) for at in (turns[-1:] if last_only else turns)]
+    encoding = template.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
+    trained = [False] * len(ids)
+    for start, stop in spans:
+        inside = [place for place, (begins, _) in enumerate(offsets) if start <= begins < stop and place]
+        ended = max(
+            (place for place in inside if ids[place] in template.ends), default=max(inside, default=0)
+        )
+        for place in inside:
+            trained[place] = place <= ended
+    return History(ids=ids, trained=trained, logprobs=[UNKNOWN] * len(ids))

@@ -124,12 +124,26 @@ def commit(
     return checkpoint
 
 
+def release(job: Job) -> None:
+    """Give a job back that this worker cannot finish because it is told to stop; another goes on with it."""
+    now = clock.now_ms()
+    changes = {"status": JobStatus.QUEUED.value, "lease": None, "lease_until": None, "rung_at": now}
+    _write(table.Update(Job, (job.id,), set=changes, when=_held(job)))
+    queues.send_job(job.id, model_id=job.model_id, ring=now)
+
+
 def fail(job: Job, reason: str) -> None:
     """End the job as failed with a sentence that says what to do; Lost when it is no longer ours."""
     last = ("training_failed", {"error_message": reason})
     writes, told = ending(job, JobStatus.FAILED, when=_held(job), error=reason, events=[last])
     _write(*writes)
     publish(told)
+
+
+def left_behind(worker: str) -> list[Job]:
+    """The jobs that a worker of this name was running when it ended, for the next one of that name."""
+    running = Attr("status").eq(JobStatus.RUNNING.value) & Attr("worker").eq(worker)
+    return table.listed(Job, "due", "", limit=100, only=running)
 
 
 def sweep() -> None:

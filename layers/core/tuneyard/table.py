@@ -24,6 +24,8 @@ text in the attribute ``json``.
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -157,24 +159,44 @@ def write(change: Put | Update | Delete) -> None:
 
 
 def transact(*changes: Write) -> None:
-    """Make all changes or none (at most 100); ConditionFailed names the ones whose condition does not hold."""
+    """Make all changes or none (at most 100); ConditionFailed names the ones whose condition does not hold.
+
+    Two writers that only got in each other's way are no failure: the write is tried again.
+    """
     items = [_change(change) for change in changes]
-    try:
-        if len(items) == 1 and "ConditionCheck" not in items[0]:
-            ((verb, parameters),) = items[0].items()
-            getattr(_client(), {"Put": "put_item", "Update": "update_item", "Delete": "delete_item"}[verb])(**parameters)
-        else:
-            _client().transact_write_items(TransactItems=items)  # type: ignore[arg-type]
-    except ClientError as error:
-        code = error.response["Error"]["Code"]
-        if code == "ConditionalCheckFailedException":
-            raise ConditionFailed([0]) from error
-        if code == "TransactionCanceledException":
-            reasons = error.response.get("CancellationReasons", [])
-            failed = [i for i, reason in enumerate(reasons) if reason.get("Code") == "ConditionalCheckFailed"]
-            if failed or any(reason.get("Code") == "TransactionConflict" for reason in reasons):
+    for patience in (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, None):
+        try:
+            _send(items)
+            return
+        except ClientError as error:
+            failed = _failed_conditions(error)
+            if failed:
                 raise ConditionFailed(failed) from error
-        raise
+            if failed is None or patience is None:
+                raise
+            time.sleep(patience * random.uniform(0.5, 1.5))
+
+
+def _send(items: list[dict[str, Any]]) -> None:
+    if len(items) == 1 and "ConditionCheck" not in items[0]:
+        ((verb, parameters),) = items[0].items()
+        getattr(_client(), {"Put": "put_item", "Update": "update_item", "Delete": "delete_item"}[verb])(**parameters)
+    else:
+        _client().transact_write_items(TransactItems=items)  # type: ignore[arg-type]
+
+
+def _failed_conditions(error: ClientError) -> list[int] | None:
+    """The places of the conditions that did not hold, [] when another transaction was in the way, None otherwise."""
+    code = error.response["Error"]["Code"]
+    if code == "ConditionalCheckFailedException":
+        return [0]
+    if code in ("TransactionConflictException", "TransactionInProgressException"):
+        return []
+    if code != "TransactionCanceledException":
+        return None
+    reasons = [reason.get("Code") for reason in error.response.get("CancellationReasons", [])]
+    failed = [place for place, reason in enumerate(reasons) if reason == "ConditionalCheckFailed"]
+    return failed or ([] if "TransactionConflict" in reasons else None)
 
 
 def count(kind: type[R], *identity: Any, attribute: str) -> int:

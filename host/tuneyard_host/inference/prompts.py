@@ -1,0 +1,185 @@
+"""The client's request as the engine's task: token ids, how to sample, how to read the answer.
+
+What cannot be honoured is refused here by name, before anything is queued; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from tuneyard.completions import ChatRequest, Message
+from tuneyard.errors import ContextLengthExceeded, Invalid
+from tuneyard_host.bases import Base
+
+from .sampling import Sampling, key
+from .texts import Vocabulary
+
+REFUSED: dict[str, Callable[[Any], bool]] = {
+    "add_special_tokens": bool,
+    "audio": bool,
+    "bad_words": bool,
+    "best_of": lambda value: value != 1,
+    "chat_template": bool,
+    "documents": bool,
+    "echo": bool,
+    "function_call": lambda value: value != "none",
+    "functions": bool,
+    "guided_choice": bool,
+    "guided_grammar": bool,
+    "guided_json": bool,
+    "guided_regex": bool,
+    "length_penalty": lambda value: value != 1,
+    "logits_processors": bool,
+    "mm_processor_kwargs": bool,
+    "modalities": lambda value: value != ["text"],
+    "reasoning_effort": bool,
+    "structured_outputs": bool,
+    "truncate_prompt_tokens": bool,
+    "use_beam_search": bool,
+    "verbosity": lambda value: value != "medium",
+    "web_search_options": lambda _: True,
+}
+"""Options of OpenAI and vLLM that the engine does not know, and which values of theirs would ask for something."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request, ready for the engine: one sampling per choice."""
+
+    prompt: np.ndarray
+    samplings: list[Sampling]
+    chat: ChatRequest
+    stops: list[str]
+    calls: bool
+    """Whether the answer may hold tool calls."""
+
+    def extra(self, name: str, default: Any) -> Any:
+        """An option of vLLM's that the contract does not spell out."""
+        value = (self.chat.model_extra or {}).get(name)
+        return default if value is None else value
+
+
+def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int]) -> Task:
+    """Check the options, render and tokenise the messages, and settle how each choice is sampled."""
+    _refuse_unknown(chat)
+    tools = _tools(chat)
+    prompt = np.array(_tokenise(chat, base, tools), np.int32)
+    most = _most(chat, len(prompt), base.context_length)
+    extra = chat.model_extra or {}
+    stop_tokens = frozenset(_tokens("stop_token_ids", chat.stop_token_ids, vocabulary))
+    allowed = extra.get("allowed_token_ids")
+    samplings = [
+        Sampling(
+            most=most,
+            least=chat.min_tokens,
+            ends=stop_tokens if chat.ignore_eos else stop_tokens | ends,
+            temperature=chat.temperature,
+            top_p=chat.top_p,
+            top_k=chat.top_k,
+            min_p=chat.min_p,
+            key=key(chat.seed, choice),
+            presence=chat.presence_penalty,
+            frequency=chat.frequency_penalty,
+            repetition=chat.repetition_penalty,
+            bias=dict(zip(_tokens("logit_bias", list(chat.logit_bias), vocabulary), chat.logit_bias.values(), strict=True)),
+            allowed=None if allowed is None else _tokens("allowed_token_ids", allowed, vocabulary),
+            logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
+            prompt_logprobs=chat.prompt_logprobs,
+        )
+        for choice in range(chat.n)
+    ]
+    return Task(prompt, samplings, chat, chat.stop, calls=bool(tools))
+
+
+def _refuse_unknown(chat: ChatRequest) -> None:
+    """Raise Invalid for the first option that would change the answer and cannot."""
+    for name, asks in REFUSED.items():
+        value = (chat.model_extra or {}).get(name)
+        if value is not None and asks(value):
+            raise Invalid(f"The option {name!r} is not supported by this inference engine.", param=name)
+    kind = (chat.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise Invalid(f"response_format of type {kind!r} is not supported; only 'text' is.", param="response_format")
+    if chat.tool_choice not in (None, "auto", "none"):
+        raise Invalid(f"tool_choice {chat.tool_choice!r} is not supported; 'auto' and 'none' are.", param="tool_choice")
+    if chat.prompt_logprobs is not None and chat.stream:
+        raise Invalid("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
+    if chat.top_logprobs and not chat.logprobs:
+        raise Invalid("top_logprobs needs logprobs to be true.", param="top_logprobs")
+
+
+def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
+    """The tools that the template shows, or None."""
+    for tool in chat.tools:
+        if tool.get("type") != "function" or not isinstance((tool.get("function") or {}).get("name"), str):
+            raise Invalid("Each of tools must be of type 'function' and have a function.name.", param="tools")
+    return chat.tools if chat.tools and chat.tool_choice != "none" else None
+
+
+def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None) -> list[int]:
+    messages = [_plain(message) for message in chat.messages]
+    try:
+        text = base.tokenizer.apply_chat_template(
+            messages,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            **chat.chat_template_kwargs,
+        )
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        raise Invalid(f"The model's chat template does not take these messages: {error}", param="messages") from error
+    tokens: list[int] = base.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    if not tokens:
+        raise Invalid("The prompt is empty.", param="messages")
+    return tokens
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: arguments of tool calls as objects, no keys without a value."""
+    plain = message.model_dump(exclude_none=True)
+    plain.setdefault("content", "")
+    for call in plain.get("tool_calls", ()):
+        function = call.get("function") or {}
+        if isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+            except ValueError:
+                continue  # a call that a model wrote badly is shown to it as it wrote it
+    return plain
+
+
+def _most(chat: ChatRequest, length: int, context: int) -> int:
+    """How many tokens a choice may have; ContextLengthExceeded when prompt and answer do not fit."""
+    if length >= context:
+        raise ContextLengthExceeded(
+            f"This model's context is {context} tokens, and the prompt alone is {length}. Shorten the messages.",
+            param="messages",
+        )
+    if chat.limit is None:
+        return context - length
+    if length + chat.limit > context:
+        raise ContextLengthExceeded(
+            f"This model's context is {context} tokens: the prompt's {length} and the {chat.limit} asked for do not fit. "
+            "Shorten the messages or lower max_tokens.",
+            param="max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens",
+        )
+    return chat.limit
+
+
+def _tokens(name: str, values: Any, vocabulary: Vocabulary) -> list[int]:
+    """Token ids out of an option, checked."""
+    try:
+        tokens = [int(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{name} must hold token ids.", param=name) from error
+    wrong = [token for token in tokens if not 0 <= token < vocabulary.size]
+    if wrong:
+        raise Invalid(f"{name}: {wrong[0]} is no token of this model (0 to {vocabulary.size - 1}).", param=name)
+    return tokens
