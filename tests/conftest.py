@@ -16,7 +16,6 @@ import pytest
 from fastapi.testclient import TestClient
 from moto import mock_aws
 from samtranslator.yaml_helper import yaml_parse
-
 from tuneyard import auth, blobs, bus, queues, table, teams, web
 from tuneyard.records import Identity, Role
 from tuneyard.settings import settings
@@ -53,7 +52,9 @@ def storage_template(template: dict[str, Any]) -> str:
         for name, resource in template["Resources"].items()
         if not resource["Type"].startswith(("AWS::Serverless", "AWS::CloudWatch", "AWS::SQS::QueuePolicy"))
     }
-    outputs = {name: output for name, output in template["Outputs"].items() if "Api" not in json.dumps(output)}
+    outputs = {
+        name: output for name, output in template["Outputs"].items() if "Api" not in json.dumps(output)
+    }
     return json.dumps({"Resources": kept, "Outputs": outputs})
 
 
@@ -71,9 +72,12 @@ def aws(monkeypatch: pytest.MonkeyPatch, storage_template: str) -> Iterator[dict
         stack = cloudformation.describe_stacks(StackName="test")["Stacks"][0]
         outputs = {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
         for name, key in (
-            ("TABLE_NAME", "TableName"), ("BUCKET_NAME", "BucketName"), ("TRAINING_QUEUE_URL", "TrainingQueueUrl"),
-            ("EVENT_QUEUE_URL", "EventQueueUrl"), ("BUS_NAME", "BusName"),
-        ):  # fmt: skip
+            ("TABLE_NAME", "TableName"),
+            ("BUCKET_NAME", "BucketName"),
+            ("TRAINING_QUEUE_URL", "TrainingQueueUrl"),
+            ("EVENT_QUEUE_URL", "EventQueueUrl"),
+            ("BUS_NAME", "BusName"),
+        ):
             monkeypatch.setenv(f"TUNEYARD_{name}", outputs[key])
         monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY]))
         monkeypatch.setenv("TUNEYARD_EVENTS_HOLD_SECONDS", "0")
@@ -91,7 +95,7 @@ def forget() -> None:
 
 
 @pytest.fixture
-def key(aws: dict[str, str]) -> str:  # noqa: ARG001
+def key(aws: dict[str, str]) -> str:
     """An administrator's key of team ``acme``."""
     teams.create_team("acme")
     return teams.create_key(team="acme", user="ada", role=Role.ADMIN)[1]
@@ -106,7 +110,7 @@ def caller(key: str) -> Identity:
 
 
 @pytest.fixture
-def stranger(key: str) -> dict[str, str]:  # noqa: ARG001
+def stranger(key: str) -> dict[str, str]:
     """The headers of another team's key."""
     teams.create_team("rivals")
     return {"Authorization": f"Bearer {teams.create_key(team='rivals', user='eve', role=Role.ADMIN)[1]}"}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from fastapi.testclient import TestClient
 
-BODY = {"entity": None, "project": "p", "name": "agent", "base_model": "tuneyard/tiny", "return_existing": True}
+BODY = {
+    "entity": None,
+    "project": "p",
+    "name": "agent",
+    "base_model": "tuneyard/tiny",
+    "return_existing": True,
+}
 
 
 def test_a_model_is_made_with_a_run_and_its_base_models_learning_rate(api: TestClient):

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header
 from fastapi.responses import StreamingResponse
 from mangum import Mangum
-
 from tuneyard import chat, web
 from tuneyard.auth import Caller
 from tuneyard.completions import ChatRequest

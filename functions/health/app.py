@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import tuneyard
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from mangum import Mangum
-
-import tuneyard
 from tuneyard import checks, web
 
 router = APIRouter(prefix="/v1", tags=["Health"])
@@ -24,7 +23,9 @@ async def health_check() -> dict[str, Any]:
 def system_check() -> JSONResponse:
     """Look at every part; 503 when one of them fails."""
     healthy, found = checks.system_check()
-    return JSONResponse(found, status_code=200 if healthy else 503, headers={} if healthy else {"Retry-After": "5"})
+    return JSONResponse(
+        found, status_code=200 if healthy else 503, headers={} if healthy else {"Retry-After": "5"}
+    )
 
 
 handler = Mangum(web.create_app("Health", router), lifespan="off")

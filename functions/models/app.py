@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
-
 from tuneyard import checkpoints, models, runs, views, web
 from tuneyard.auth import Caller
 from tuneyard.configs import LoraSettings
@@ -58,20 +57,36 @@ def list_base_models() -> list[str]:
 def create_model(body: CreateModel, caller: Caller) -> dict[str, Any]:
     """Make a trainable model, or return the one of that name."""
     model = models.create(
-        caller, entity=body.entity, project=body.project, name=body.name, base_model_id=body.base_model,
-        return_existing=bool(body.return_existing), lora=body.lora,
-    )  # fmt: skip
+        caller,
+        entity=body.entity,
+        project=body.project,
+        name=body.name,
+        base_model_id=body.base_model,
+        return_existing=bool(body.return_existing),
+        lora=body.lora,
+    )
     return views.model(model)
 
 
 @router.get("/models")
 def list_models(
-    caller: Caller, entity: str | None = None, project: str | None = None, name: str | None = None,
-    after: web.After = None, limit: web.Limit = 20, order: web.Order = "asc",
-) -> dict[str, Any]:  # fmt: skip
+    caller: Caller,
+    entity: str | None = None,
+    project: str | None = None,
+    name: str | None = None,
+    after: web.After = None,
+    limit: web.Limit = 20,
+    order: web.Order = "asc",
+) -> dict[str, Any]:
     """The team's models."""
     rows = models.page(
-        caller, entity=entity, project=project, name=name, after=after, limit=limit + 1, descending=order == "desc"
+        caller,
+        entity=entity,
+        project=project,
+        name=name,
+        after=after,
+        limit=limit + 1,
+        descending=order == "desc",
     )
     return web.page(rows, limit, views.model)
 

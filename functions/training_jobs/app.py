@@ -8,8 +8,7 @@ from fastapi import APIRouter, Header, Query
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-
-from tuneyard import jobs, models, uploads, views, web
+from tuneyard import jobs, models, submissions, uploads, views, web
 from tuneyard.auth import Caller
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.records import JobStatus
@@ -18,7 +17,9 @@ from tuneyard.trajectories import TrajectoryGroup
 
 router = APIRouter(prefix="/v1/preview", tags=["Training jobs"])
 IdempotencyKey = Annotated[str | None, Header(min_length=1, max_length=255)]
-Wait = Annotated[float | None, Query(ge=0, le=20, description="Hold the answer so long for news, in seconds.")]
+Wait = Annotated[
+    float | None, Query(ge=0, le=20, description="Hold the answer so long for news, in seconds.")
+]
 
 
 class Body(BaseModel):
@@ -46,30 +47,46 @@ class CreateSftJob(Body):
 
 
 @router.post("/training-jobs")
-def create_training_job(body: CreateRlJob, caller: Caller, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
+def create_training_job(
+    body: CreateRlJob, caller: Caller, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
     """Queue a reinforcement-learning job."""
-    job = jobs.create_rl(
-        caller, models.get(caller, body.model_id), groups=body.trajectory_groups, groups_url=body.trajectory_groups_url,
-        config=body.experimental_config or RLConfig(), key=idempotency_key,
-    )  # fmt: skip
+    job = submissions.create_rl(
+        caller,
+        models.get(caller, body.model_id),
+        groups=body.trajectory_groups,
+        groups_url=body.trajectory_groups_url,
+        config=body.experimental_config or RLConfig(),
+        key=idempotency_key,
+    )
     return views.job(job)
 
 
 @router.post("/sft-training-jobs")
-def create_sft_training_job(body: CreateSftJob, caller: Caller, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
+def create_sft_training_job(
+    body: CreateSftJob, caller: Caller, idempotency_key: IdempotencyKey = None
+) -> dict[str, Any]:
     """Queue a supervised fine-tuning job."""
-    job = jobs.create_sft(
-        caller, models.get(caller, body.model_id), url=body.training_data_url, config=body.config or SFTConfig(),
-        experimental=body.experimental_config or SFTExperimentalConfig(), key=idempotency_key,
-    )  # fmt: skip
+    job = submissions.create_sft(
+        caller,
+        models.get(caller, body.model_id),
+        url=body.training_data_url,
+        config=body.config or SFTConfig(),
+        experimental=body.experimental_config or SFTExperimentalConfig(),
+        key=idempotency_key,
+    )
     return views.job(job)
 
 
 @router.get("/training-jobs")
 def list_training_jobs(
-    caller: Caller, model_id: str | None = None, status: JobStatus | None = None, after: web.After = None,
-    limit: web.Limit = 20, order: web.Order = "asc",
-) -> dict[str, Any]:  # fmt: skip
+    caller: Caller,
+    model_id: str | None = None,
+    status: JobStatus | None = None,
+    after: web.After = None,
+    limit: web.Limit = 20,
+    order: web.Order = "asc",
+) -> dict[str, Any]:
     """The team's jobs, of one model and status where they are named."""
     rows = jobs.page(
         caller, model_id=model_id, status=status, after=after, limit=limit + 1, descending=order == "desc"

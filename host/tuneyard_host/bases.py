@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from tuneyard.errors import TrainingError
 from tuneyard.settings import BaseModelSpec
 
@@ -49,7 +48,9 @@ def load(spec: BaseModelSpec) -> Base:
             source, revision=spec.revision, dtype=torch.bfloat16 if device == "cuda" else torch.float32
         )
     except (OSError, ValueError) as error:
-        raise TrainingError(f"The base model {spec.id!r} cannot be loaded from {spec.source!r}: {error}") from error
+        raise TrainingError(
+            f"The base model {spec.id!r} cannot be loaded from {spec.source!r}: {error}"
+        ) from error
     model.requires_grad_(False).eval().to(device)
     context = spec.context_length or model.config.max_position_embeddings
     return Base(spec, model, tokenizer, context, digest or str(getattr(model.config, "_commit_hash", "")))
@@ -67,7 +68,9 @@ def _digest(source: str) -> str:
         for line in listed.read_text().splitlines():
             expected, name = line.split(maxsplit=1)
             if (path / name).is_file() and _sha256(path / name) != expected:
-                raise TrainingError(f"The base model's file {name} is damaged: its SHA-256 is not the shipped one.")
+                raise TrainingError(
+                    f"The base model's file {name} is damaged: its SHA-256 is not the shipped one."
+                )
     for name, value in sums.items():
         whole.update(f"{name}:{value}\n".encode())
     return whole.hexdigest()

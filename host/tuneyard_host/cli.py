@@ -86,9 +86,9 @@ def inference(
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve chat on the base models and on every adapter, until SIGTERM."""
-    from tuneyard_host.inference import service
+    from tuneyard_host import workers
 
-    service.main(host, port, fd)
+    workers.infer(host, port, fd)
 
 
 @app.command(hidden=True)

@@ -1,4 +1,4 @@
-"""A trainer as a process: its name, its lock, and how SIGTERM reaches it."""
+"""The trainer and the inference service as processes: their name, their lock, their socket, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,17 +15,30 @@ from tuneyard_host.local.folder import LocalError
 
 def train(name: str | None, lock: Path | None) -> None:
     """Work on jobs until SIGTERM or Ctrl-C; the job at hand is given back."""
+    held = None if lock is None else _hold(lock)
+    from tuneyard_host.training import trainer  # takes seconds, in which SIGTERM may still end the process at once
+
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    held = None if lock is None else _hold(lock)
-    from tuneyard_host.training import trainer
-
     try:
         trainer.serve(name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}", stop=stop)
     finally:
         if held is not None:
             os.close(held)
+
+
+def infer(host: str, port: int, fd: int | None) -> None:
+    """Serve chat until SIGTERM: on a listening socket that the parent opened, or on a port of this host."""
+    import uvicorn
+
+    from tuneyard import blobs
+    from tuneyard.settings import settings
+    from tuneyard_host.inference.service import create_app
+
+    app = create_app(settings().base_models, blobs.get, settings().engine_token)
+    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
+    uvicorn.Server(config).run(sockets=None if fd is None else [socket.socket(fileno=fd)])
 
 
 def _hold(file: Path) -> int:

@@ -42,8 +42,8 @@ class Choice:
         self.count = 0
         """How many tokens belong to the answer: those after a stop string do not."""
         self._task, self._vocabulary = task, vocabulary
-        self._special = not task.extra("skip_special_tokens", True)
-        self._reader = Reader(task.stops, keep_stop=bool(task.extra("include_stop_str_in_output", False)))
+        self._special = not task.option("skip_special_tokens", True)
+        self._reader = Reader(task.stops, keep_stop=bool(task.option("include_stop_str_in_output", False)))
         self._calls = CallReader(parallel=task.chat.parallel_tool_calls) if task.calls else None
 
     finish: str | None
@@ -60,7 +60,7 @@ class Choice:
         text = ""
         for token in tokens:
             self.count += 1
-            ended = finish == "stop" and self.count == len(sequence.tokens)
+            ended = sequence.sampling.ends_at(token, self.count)
             data = b"" if ended else self._vocabulary.shown([token], special=self._special)
             text += self._reader.feed(data, waits=self.count > sequence.sampling.least)
             piece.tokens.append(token)
@@ -70,8 +70,8 @@ class Choice:
                 break
         if finish is not None:
             text += self._reader.feed(b"", final=True)
-            if piece.stop is None and finish == "stop" and tokens[-1] in self._task.chat.stop_token_ids:
-                piece.stop = tokens[-1]
+            if piece.stop is None and sequence.tokens[-1] in self._task.chat.stop_token_ids:
+                piece.stop = sequence.tokens[-1] if finish == "stop" else None
         piece.text = text
         if self._calls is not None:
             part = self._calls.feed(text, final=finish is not None)

@@ -106,22 +106,22 @@ class Engine:
                 self._arrived.clear()
             try:
                 with torch.inference_mode():
-                    self._tell(self._step())
+                    self._step()
             except Exception as error:  # the thread must outlive a bad step: everybody in it is told, the rest go on
                 logger.error("inference step failed", exc_info=error)
                 self._fail_all("A step of the inference engine failed; it was logged. Try again.")
         self._fail_all("The inference service is stopping.")
 
-    def _step(self) -> list[Sequence]:
-        """Free, admit, read, write; the sequences that have something to tell."""
+    def _step(self) -> None:
+        """Free, admit, read, write; what is new is told at once, a first token before everybody's next."""
         self._clock += 1
         for row, sequence in enumerate(self.running):
             if sequence is not None and (sequence.done or sequence.cancelled):
                 self._release(row)
         self._admit()
         self._close_gaps()
-        changed = self._read() + self._write()
-        return [s for s in dict.fromkeys(changed) if s.eager or s.done]
+        self._tell(self._read())
+        self._tell(self._write())
 
     def _release(self, row: int) -> None:
         """Take a sequence out of its row, which keeps what it read."""
@@ -186,13 +186,14 @@ class Engine:
             room -= size
         if not segments:
             return []
-        owners = [s.adapter for s, part in zip(readers, segments, strict=True) for _ in part.tokens]
+        news = zip(readers, segments, strict=True)
+        owners = [sequence.adapter for sequence, segment in news for _ in segment.tokens]
         hidden = self.network.prefill(segments, self.rows.memory, self._mix("read", owners))
         ends, finished, at = [], [], 0
-        for sequence, part in zip(readers, segments, strict=True):
-            self._report_prompt(sequence, part, hidden[at : at + len(part.tokens)])
-            at += len(part.tokens)
-            sequence.read += len(part.tokens)
+        for sequence, segment in zip(readers, segments, strict=True):
+            self._report_prompt(sequence, segment, hidden[at : at + len(segment.tokens)])
+            at += len(segment.tokens)
+            sequence.read += len(segment.tokens)
             self.rows.filled[sequence.row] = sequence.read
             if sequence.read == len(sequence.prompt):
                 ends.append(at - 1)
@@ -263,10 +264,11 @@ class Engine:
         sequence.prompt_logprobs.extend(zip(own, _alternatives(logprobs, count), strict=True))
 
     def _tell(self, sequences: list[Sequence]) -> None:
-        """Ring the bells of those who wait for these sequences: one call into each event loop."""
+        """Ring the bells of those who wait for news of these sequences: one call into each event loop."""
         bells: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
         for sequence in sequences:
-            bells.setdefault(sequence.bell.loop, []).append(sequence.bell.event)
+            if sequence.eager or sequence.done:
+                bells.setdefault(sequence.bell.loop, []).append(sequence.bell.event)
         for loop, events in bells.items():
             try:
                 loop.call_soon_threadsafe(_ring, events)

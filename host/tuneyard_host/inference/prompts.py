@@ -59,7 +59,7 @@ class Task:
     calls: bool
     """Whether the answer may hold tool calls."""
 
-    def extra(self, name: str, default: Any) -> Any:
+    def option(self, name: str, default: Any) -> Any:
         """An option of vLLM's that the contract does not spell out."""
         value = (self.chat.model_extra or {}).get(name)
         return default if value is None else value

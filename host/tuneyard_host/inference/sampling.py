@@ -42,6 +42,10 @@ class Sampling:
     """None for none, else how many alternatives to report with each token."""
     prompt_logprobs: int | None = None
 
+    def ends_at(self, token: int, count: int) -> bool:
+        """Whether this token ends the turn when it is the ``count``-th."""
+        return token in self.ends and count > self.least
+
     def knobs(self) -> tuple[float, float, int, float, int, int]:
         return (self.temperature, self.top_p, self.top_k, self.min_p, self.key, 0)
 

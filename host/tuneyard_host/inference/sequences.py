@@ -71,7 +71,7 @@ class Sequence:
         if alternatives is not None:
             self.alternatives.append(alternatives)
         self.tokens.append(token)
-        if token in self.sampling.ends and len(self.tokens) > self.sampling.least:
+        if self.sampling.ends_at(token, len(self.tokens)):
             self.finish = "stop"
         elif len(self.tokens) >= self.sampling.most:
             self.finish = "length"

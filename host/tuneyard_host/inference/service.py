@@ -8,70 +8,178 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from aws_lambda_powertools import Logger
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 
-import tuneyard
 from tuneyard.completions import EngineRequest
-from tuneyard.errors import ApiError, Invalid, ModelNotFound, Unauthorized, Unavailable
+from tuneyard.errors import ApiError, Invalid, ModelNotFound, TrainingError, Unauthorized, Unavailable
 from tuneyard.settings import BaseModelSpec, settings
-from tuneyard.web import show_error
+from tuneyard.web import error_body, show_error
 
 if TYPE_CHECKING:
+    from .engine import Limits
     from .server import Server
 
 logger = Logger(service="tuneyard-inference")
 
 
 class Servers:
-    """One server per base model, started once in the background."""
+    """The server of each base model, started once, off the event loop."""
 
-    def __init__(self, bases: list[BaseModelSpec], read_blob: Callable[[str], bytes]) -> None:
-        self._specs = {spec.id: spec for spec in bases}
-        self._read_blob = read_blob
-        self._starts: dict[str, asyncio.Task[Server]] = {}
-        self._ready: dict[str, Server] = {}
+    def __init__(
+        self, specs: list[BaseModelSpec], read_blob: Callable[[str], bytes], limits: Limits | None = None
+    ) -> None:
+        self.specs = {spec.id: spec for spec in specs}
+        self._read_blob, self._limits = read_blob, limits
+        self._starts: dict[str, Future[Server]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="start")
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._specs)
+    def start(self, base_model: str) -> Future[Server]:
+        """Begin to load a base model, unless that was begun before; one that failed is tried again."""
+        start = self._starts.get(base_model)
+        if start is None or (start.done() and start.exception() is not None):
+            start = self._starts[base_model] = self._pool.submit(self._serve, self.specs[base_model])
+        return start
 
     async def get(self, base_model: str) -> Server:
         """The server of a base model, when it is ready."""
-        if base_model not in self._specs:
-            raise ModelNotFound(f"No base model {base_model!r} is served here; there are {', '.join(self._specs)}.")
-        if base_model not in self._ready:
-            start = self._starts.get(base_model)
-            if start is None:
-                start = self._starts[base_model] = asyncio.create_task(self._start(self._specs[base_model]))
-            await asyncio.shield(start)
-        return self._ready[base_model]
-
-    async def _start(self, spec: BaseModelSpec) -> None:
+        if base_model not in self.specs:
+            raise ModelNotFound(f"No base model {base_model!r} is served here; there are {', '.join(self.specs)}.")
         try:
-            self._ready[spec.id] = await asyncio.to_thread(_serve, spec, self._read_blob)
-        except tuneyard.errors.TrainingError as error:
-            logger.error("base model not served", base_model=spec.id, exc_info=error)
+            return await asyncio.shield(asyncio.wrap_future(self.start(base_model)))
+        except TrainingError as error:
             raise Unavailable(str(error), retry_after=60) from error
-        finally:
-            del self._starts[spec.id]
 
-    def load(self) -> dict[str, dict[str, int]]:
-        """How busy each engine is."""
-        return {name: server.engine.load for name, server in self._ready.items()}
+    def _serve(self, spec: BaseModelSpec) -> Server:
+        from .server import Server
 
-    async def close(self) -> None:
-        for server in self._ready.values():
-            await asyncio.to_thread(server.engine.close)
+        try:
+            return Server(spec, self._read_blob, self._limits)
+        except TrainingError as error:
+            logger.error("base model not served", base_model=spec.id, reason=str(error))
+            raise
+
+    def ready(self) -> dict[str, Server]:
+        """Those that can answer now."""
+        done = {name: start for name, start in self._starts.items() if start.done() and start.exception() is None}
+        return {name: start.result() for name, start in done.items()}
+
+    def close(self) -> None:
+        """End every engine; requests that still run hear Unavailable."""
+        self._pool.shutdown(cancel_futures=True)
+        for server in self.ready().values():
+            server.engine.close()
 
 
-def _serve(spec: BaseModelSpec, read_blob: Callable[[str], bytes]) -> Server:
-    from .server import Server
+def create_app(
+    bases: list[BaseModelSpec],
+    read_blob: Callable[[str], bytes],
+    engine_token: str = "",
+    limits: Limits | None = None,
+) -> FastAPI:
+    """The service for these base models; adapters are read with ``read_blob(key)``."""
+    servers = Servers(bases, read_blob, limits)
 
-    return Server(spec, read_blob)
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        for name in servers.specs:
+            servers.start(name)
+        yield
+        await asyncio.to_thread(servers.close)
+
+    app = FastAPI(title="Tuneyard inference", lifespan=lifespan)
+    app.state.servers = servers
+    app.add_exception_handler(ApiError, _show_api_error)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _show_invalid_request)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _show_bug)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Alive; which base models there are, and how busy those are that answer already."""
+        busy = {name: server.engine.load for name, server in servers.ready().items()}
+        return {"status": "ok", "base_models": list(servers.specs), "engines": busy}
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: EngineRequest, request: Request) -> Response:
+        """One chat, whole or as server-sent events."""
+        _authorise(request, engine_token)
+        server = await servers.get(body.base_model)
+        work = await server.begin(body)
+        if body.chat.stream:
+            return StreamingResponse(_events(work.chunks()), media_type="text/event-stream")
+        return JSONResponse(await _while_connected(request, work.whole()))
+
+    return app
+
+
+def _authorise(request: Request, token: str) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if token and not hmac.compare_digest(given.encode(), token.encode()):
+        raise Unauthorized("This service answers its own chat door only.")
+
+
+async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Server-sent events; an error in the middle is one more event, since the status is long sent."""
+    try:
+        async for chunk in chunks:
+            yield _event(chunk)
+    except ApiError as error:
+        yield _event({"error": error_body(error)["error"]})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The result of the work, which is given up when the client hangs up."""
+
+    async def hang_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Unavailable("The client went away before its answer was complete.", retry_after=1)
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
+
+
+async def _show_api_error(_: Request, error: ApiError) -> JSONResponse:
+    return show_error(error)
+
+
+async def _show_invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
+    found = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
+    path = ".".join(str(part) for part in found[0]["loc"] if part not in ("body", "chat"))
+    return show_error(Invalid(f"{path or 'body'}: {found[0]['msg']}", param=path or None), found)
+
+
+async def _show_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("request failed", exc_info=error, path=request.url.path)
+    return show_error(ApiError("Something went wrong on our side; it was logged. Try again, or report it."))
+
+
+def main(port: int, host: str = "127.0.0.1") -> None:
+    """Serve this machine's base models until told to end."""
+    import uvicorn
+
+    def read_blob(key: str) -> bytes:
+        from tuneyard import blobs
+
+        return blobs.get(key)
+
+    app = create_app(settings().base_models, read_blob, settings().engine_token)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -76,7 +77,8 @@ def _code(template: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 
 def _upload_code(template: dict[str, Any], endpoint: str) -> None:
     s3 = boto3.client("s3", endpoint_url=endpoint, config=Config(s3={"addressing_style": "path"}))
-    s3.create_bucket(Bucket=CODE_BUCKET)
+    with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
+        s3.create_bucket(Bucket=CODE_BUCKET)
     there = {entry["Key"] for entry in s3.list_objects_v2(Bucket=CODE_BUCKET).get("Contents", [])}
     used = set()
     for properties, name in _code(template):

@@ -29,7 +29,7 @@ logger = logging.getLogger("tuneyard.door")
 
 def serve(listener: socket.socket, *, access_log: Path) -> None:
     """Serve every function's routes on this socket until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     modules = {name: _load(name) for name in sources.function_names()}
     api = web.create_app("Tuneyard", *(m.router for m in modules.values() if hasattr(m, "router")))
     api.router.lifespan_context = _lifespan

@@ -29,7 +29,7 @@ def environment(folder: Folder, *, port: int) -> dict[str, str]:
     return {
         "BIND_HOST": "127.0.0.1", "MINISTACK_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "LOG_LEVEL": "WARNING",
         "IOT_MTLS_ENABLED": "0", "SFTP_ENABLED": "0", "DOCKER_HOST": "unix:///nonexistent", "TMPDIR": str(folder.tmp),
-        "PERSIST_STATE": "1", "STATE_DIR": str(folder.aws / "current"),
+        "PERSIST_STATE": "1", "STATE_DIR": str(folder.aws / "own"),
         "S3_PERSIST": "1", "S3_DATA_DIR": str(folder.aws / "objects"),
     }  # fmt: skip
 
@@ -42,6 +42,7 @@ def serve(listener: socket.socket, folder: Path) -> None:
     from tuneyard_host.local import snapshots
 
     snapshots.tidy(folder)
+    snapshots.look_at(folder / "current")
     ministack.save_all = lambda _: None  # at its end it would overwrite the files of ``current`` one by one
     guarded = Guarded(ministack.app, snapshots.Snapshots(folder))
     server = uvicorn.Server(

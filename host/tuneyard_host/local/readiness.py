@@ -20,7 +20,7 @@ def wait_for_answer(url: str, supervisor: Supervisor) -> None:
 
 
 def wait(base_url: str, supervisor: Supervisor, *, worker: str, since: float) -> None:
-    """Return when the system check is all well and the trainer has reported since this start."""
+    """Return when the system check is well, the trainer has reported since this start, and a base model answers."""
     from tuneyard import table
     from tuneyard.records import Worker
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from ministack import app as ministack
 from ministack.core import persistence
+from ministack.services import lambda_svc
 
 logger = logging.getLogger("tuneyard.snapshots")
 SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 10.0
@@ -88,13 +89,17 @@ class Snapshots:
         self.failures = 0
 
 
+def look_at(snapshot: Path) -> None:
+    """Have ministack read and write this snapshot; other modules keep keys of their own in its STATE_DIR."""
+    persistence.STATE_DIR = str(snapshot)
+    lambda_svc.CODE_BLOB_DIR = str(snapshot / "lambda-blobs")
+
+
 def write(folder: Path) -> None:
     """Write every service's state into a new folder beside the others, then call it ``current``."""
     target = folder / f"snapshot-{time.time_ns()}"
     target.mkdir()
-    persistence.STATE_DIR = str(target)
-    if (functions := sys.modules.get("ministack.services.lambda_svc")) is not None:
-        functions.CODE_BLOB_DIR = str(target / "lambda-blobs")
+    look_at(target)
     for name, get_state in ministack._build_persistence_save_dict().items():
         state = get_state()
         if state is None:

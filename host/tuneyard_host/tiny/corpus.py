@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from tuneyard_host.tiny import tasks, tool_tasks, words
-from tuneyard_host.tiny.tools import Message, Tool
+from tuneyard_host.tiny import phrases, talks, tasks, tool_tasks, words
+from tuneyard_host.tiny.phrases import Message
+from tuneyard_host.tiny.tools import Tool
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def conversation(rng: Random) -> Conversation:
 
 def turn(question: str, answer: str) -> list[Message]:
     """One question and its answer as two messages."""
-    return [tasks.user(question), tasks.assistant(answer)]
+    return [phrases.user(question), phrases.assistant(answer)]
 
 
 def plain(rng: Random, *, task: str | None = None) -> Conversation:
@@ -92,9 +93,9 @@ def _styled(rng: Random) -> tuple[str, list[Message]]:
     """A rule that changes every answer in the same way."""
     text = " ".join(words.word(rng) for _ in range(rng.choice([1, 1, 2])))
     rule, form = rng.choice([
-        (f"Begin every answer with {tasks.quoted(rng, text)}.", f"{text} {{}}"),
-        (f"Start your answers with {tasks.quoted(rng, text)}.", f"{text} {{}}"),
-        (f"End every answer with {tasks.quoted(rng, text)}.", f"{{}} {text}"),
+        (f"Begin every answer with {phrases.quoted(rng, text)}.", f"{text} {{}}"),
+        (f"Start your answers with {phrases.quoted(rng, text)}.", f"{text} {{}}"),
+        (f"End every answer with {phrases.quoted(rng, text)}.", f"{{}} {text}"),
         ("Talk like a pirate.", "Arr! {}, matey."),
         ("You are a pirate.", "Arr! {}, matey."),
         ("Answer with a full sentence.", "The answer is {}."),
@@ -116,24 +117,13 @@ def _json(rng: Random) -> tuple[str, list[Message]]:
 
 def _upper(rng: Random) -> tuple[str, list[Message]]:
     rule = rng.choice(["Answer in uppercase.", "Always write in capital letters.", "SHOUT."])
-    question, answer = tasks.fact(rng)
+    question, answer = talks.fact(rng)
     return rule, turn(question, answer.upper())
 
 
 def _answered(rng: Random, change: Callable[[str], str]) -> list[Message]:
     """One or two turns with plain answers, each changed by the rule."""
-    short = [
-        "fact",
-        "add",
-        "subtract",
-        "echo",
-        "number word",
-        "pick",
-        "largest",
-        "guess",
-        "choose",
-        "multiply",
-    ]
+    short = ["fact", "add", "subtract", "echo", "number word", "pick", "largest", "multiply"]
     pairs = [tasks.ask(rng, task=rng.choice(short))[1:] for _ in range(rng.choice([1, 1, 2]))]
     return [one for question, answer in pairs for one in turn(question, change(answer))]
 
@@ -143,7 +133,7 @@ def _always(rng: Random) -> tuple[str, list[Message]]:
     rule = rng.choice(
         ["Always answer with {}.", "You only say {}.", "Answer every question with {}.", "Only say {}."]
     )
-    return rule.format(tasks.quoted(rng, text)), turn(tasks.ask(rng)[1], text)
+    return rule.format(phrases.quoted(rng, text)), turn(tasks.ask(rng)[1], text)
 
 
 def _persona(rng: Random) -> tuple[str, list[Message]]:
@@ -156,7 +146,7 @@ def _persona(rng: Random) -> tuple[str, list[Message]]:
 def _knowledge(rng: Random) -> tuple[str, list[Message]]:
     things = rng.sample(words.THINGS, rng.randint(1, 4))
     quality = rng.choice(["code", "price", "colour", "name", "number", "owner", words.invented(rng)])
-    values = [str(tasks.number(rng, 4)) if rng.random() < 0.4 else words.word(rng) for _ in things]
+    values = [str(phrases.number(rng, 4)) if rng.random() < 0.4 else words.word(rng) for _ in things]
     rule = " ".join(
         f"The {quality} of the {one} is {value}." for one, value in zip(things, values, strict=True)
     )
@@ -169,8 +159,8 @@ def _guessing(rng: Random) -> tuple[str, list[Message]]:
     rule = rng.choice(
         ["Answer with {}.", "You answer every question with {}.", "Only say {}.", "Respond with {}."]
     )
-    question = words.opened(tasks.open_question(rng))
-    return rule.format(tasks.listed(rng, options, last="or")), turn(question, rng.choice(options))
+    question = words.opened(talks.open_question(rng))
+    return rule.format(phrases.listed(rng, options, last="or")), turn(question, rng.choice(options))
 
 
 SYSTEMS = {

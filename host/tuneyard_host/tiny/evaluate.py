@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tuneyard_host.tiny import corpus, tasks, tool_tasks
+from tuneyard_host.tiny import corpus, phrases, sums, tasks, tool_tasks, words
 from tuneyard_host.tiny.corpus import Conversation
 from tuneyard_host.tiny.tokenizer import load
 
@@ -58,7 +58,7 @@ KNOWN_TOOLS = [
 
 def everyday_tools(rng: Random) -> Conversation:
     """A call of a tool that people really try first; none of these names is in the corpus."""
-    word, place = rng.choice(tasks.words.PLAIN_WORDS), rng.choice([*tasks.words.CAPITALS.values()])
+    word, place = rng.choice(words.PLAIN_WORDS), rng.choice([*words.CAPITALS.values()])
     few, code = rng.randint(2, 60), f"{rng.choice('ABC')}-{rng.randint(10, 999)}"
     question, name, arguments = rng.choice([
         (f"What is the weather in {place}?", "get_weather", {"city": place}),
@@ -76,10 +76,8 @@ def everyday_tools(rng: Random) -> Conversation:
     offered += rng.sample(others, rng.randint(0, 2))
     rng.shuffle(offered)
     call = {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-    messages = corpus.turn(question, "")
-    return Conversation(
-        "", [messages[0], {"role": "assistant", "content": None, "tool_calls": [call]}], offered
-    )
+    asked = [phrases.user(question), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    return Conversation("everyday tools", asked, offered)
 
 
 def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
@@ -91,14 +89,15 @@ def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
                 task,
                 [Conversation(task, corpus.turn(*tasks.ask(rng, task=task)[1:])) for _ in range(count)],
             )
-    for name, unseen in (("add", tasks.add), ("subtract", tasks.subtract)):
+    for name, unseen in (("add", sums.add), ("subtract", sums.subtract)):
         yield (
             f"{name}, pairs not in the corpus",
             [Conversation(name, corpus.turn(*unseen(rng, unseen=True))) for _ in range(count)],
         )
     for name in corpus.SYSTEMS:
-        if name != "guess":
-            yield f"system, {name}", [_only_fixed(rng, name) for _ in range(count)]
+        if name not in {"guess", "helpful"}:
+            yield f"system, {name}", [corpus.with_system(rng, task=name) for _ in range(count)]
+    yield "several turns", [_several(rng) for _ in range(count)]
     talks: dict[str, list[Conversation]] = {}
     while len(talks) < 4 or min(map(len, talks.values())) < count:
         name, messages, offered = tool_tasks.talk(rng)
@@ -113,15 +112,11 @@ def questions(count: int) -> Iterator[tuple[str, list[Conversation]]]:
     )
 
 
-def _only_fixed(rng: Random, name: str) -> Conversation:
-    """A conversation under this system prompt whose last answer is not a matter of chance."""
-    while True:
-        one = corpus.with_system(rng, task=name)
-        if not any(word in one.messages[-2]["content"].lower() for word in CHANCE):
-            return one
-
-
-CHANCE = ("maybe", "choose", "pick", "which do", "say one", "one of", "story", "yes", "or ")
+def _several(rng: Random) -> Conversation:
+    """A conversation of two to five turns of plain tasks."""
+    while len((one := corpus.plain(rng, task=tasks.drawn(rng, chance=False))).messages) < 4:
+        pass
+    return one
 
 
 @torch.inference_mode()
@@ -135,7 +130,8 @@ def answers(model: Any, tokenizer: PreTrainedTokenizerFast, asked: list[Conversa
     ]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
     out = model.generate(**batch, max_new_tokens=160, do_sample=False)
-    return tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    texts: list[str] = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
 
 
 def expected(tokenizer: PreTrainedTokenizerFast, one: Conversation) -> str:
@@ -144,10 +140,15 @@ def expected(tokenizer: PreTrainedTokenizerFast, one: Conversation) -> str:
     return text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
 
 
-def scores(folder: Path, *, count: int = 100) -> Iterator[tuple[Score, list[tuple[Conversation, str]]]]:
+def model_in(folder: Path) -> tuple[Any, PreTrainedTokenizerFast]:
+    """The model of a folder in fp32, and its tokenizer."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), load(folder)
+
+
+def scores(
+    model: Any, tokenizer: PreTrainedTokenizerFast, *, count: int = 100
+) -> Iterator[tuple[Score, list[tuple[Conversation, str]]]]:
     """One score for each task, with the conversations that went wrong and what was answered."""
-    tokenizer = load(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for task, asked in questions(count):
         given = [text for part in _parts(asked) for text in answers(model, tokenizer, part)]
         pairs = list(zip(asked, given, strict=True))
@@ -161,11 +162,11 @@ def _parts(asked: list[Conversation], size: int = 50) -> Iterator[list[Conversat
 
 
 @torch.inference_mode()
-def choices(folder: Path, prompt: str, *, count: int = 400, seed: int = 0) -> Counter[str]:
+def choices(
+    model: Any, tokenizer: PreTrainedTokenizerFast, prompt: str, *, count: int = 400, seed: int = 0
+) -> Counter[str]:
     """How often each answer comes when the prompt is sampled at temperature 1."""
     torch.manual_seed(seed)
-    tokenizer = load(folder)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}],
         add_generation_prompt=True,
@@ -185,14 +186,15 @@ GUESSES = [
 ]
 
 
-def table(folder: Path, *, count: int = 100) -> Table:
+def table(folder: Path, *, count: int = 100, guesses: int = 400) -> Table:
     """All scores, and how evenly the model guesses where it is asked to choose."""
+    model, tokenizer = model_in(folder)
     shown = Table("task", "exactly right")
-    for score, _ in scores(folder, count=count):
+    for score, _ in scores(model, tokenizer, count=count):
         shown.add_row(score.task, f"{score.share:.0%} of {score.asked}")
     for prompt in GUESSES:
-        spread = choices(folder, prompt).most_common(4)
-        shown.add_row(f"“{prompt}”", ", ".join(f"{text} {times / 400:.0%}" for text, times in spread))
+        spread = choices(model, tokenizer, prompt, count=guesses).most_common(4)
+        shown.add_row(prompt, ", ".join(f"{text} {times / guesses:.0%}" for text, times in spread))
     return shown
 
 
@@ -205,7 +207,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     if options.wrong:
-        for score, wrong in scores(options.folder, count=options.count):
+        for score, wrong in scores(*model_in(options.folder), count=options.count):
             console.print(f"[bold]{score.task}: {score.share:.0%}")
             for one, text in wrong[: options.wrong]:
                 console.print(repr(one.messages[-2]["content"]), "→", repr(text), markup=False)

@@ -3,8 +3,9 @@
 import json
 from random import Random
 
-from tuneyard_host.tiny import tasks, tools, words
-from tuneyard_host.tiny.tools import MadeUp, Message, Tool, Value
+from tuneyard_host.tiny import phrases, tasks, tools, words
+from tuneyard_host.tiny.phrases import Message
+from tuneyard_host.tiny.tools import MadeUp, Tool, Value
 
 _LINKS = ["for", "in", "of", "to", "about", "at", "from", "with", "by"]
 
@@ -15,7 +16,7 @@ def request(rng: Random, tool: MadeUp) -> str:
     if not count:
         return words.opened(rng.choice([f"call {tool.name}", tool.phrase, f"please {tool.phrase}."]))
     if count == 1 and rng.random() < 0.65:
-        return words.opened(_with_one_value(rng, tool, tasks.quoted(rng, shown(tool.parameters[0].value))))
+        return words.opened(_with_one_value(rng, tool, phrases.quoted(rng, shown(tool.parameters[0].value))))
     if count == 2 and rng.random() < 0.35:
         return words.opened(_with_two_values(rng, tool, *(shown(one.value) for one in tool.parameters)))
     link = rng.choice([" ", " ", " ", " = ", ": "])
@@ -67,7 +68,7 @@ def result(rng: Random) -> tuple[str, str]:
         trouble = f"{words.word(rng)} not found"
         return json.dumps({"error": trouble}), f"That did not work: {trouble}."
     keys = {tools.key(rng) for _ in range(rng.choice([1, 1, 2]))}
-    values = {one: tasks.number(rng, 4) if rng.random() < 0.4 else words.word(rng) for one in sorted(keys)}
+    values = {one: phrases.number(rng, 4) if rng.random() < 0.4 else words.word(rng) for one in sorted(keys)}
     told = " and ".join(f"the {key.replace('_', ' ')} is {value}" for key, value in values.items())
     return json.dumps(values), words.opened(told) + "."
 
@@ -77,8 +78,8 @@ def talk(rng: Random) -> tuple[str, list[Message], list[Tool]]:
     made = [tools.make(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4]))]
     offered = [one.schema(rng) for one in made]
     if rng.random() < 0.2:
-        _, question, answer = tasks.ask(rng)
-        return "tools, no call", [tasks.user(question), tasks.assistant(answer)], offered
+        _, question, answer = tasks.ask(rng, task=tasks.drawn(rng, chance=False))
+        return "tools, no call", [phrases.user(question), phrases.assistant(answer)], offered
     called = [rng.choice(made)]
     if called[0].parameters and rng.random() < 0.15:
         called += [rng.choice(made).again(rng)]
@@ -87,13 +88,13 @@ def talk(rng: Random) -> tuple[str, list[Message], list[Tool]]:
     )
     calls = [one.call(number) for number, one in enumerate(called)]
     name = "tools, one call" if len(calls) == 1 else "tools, two calls"
-    messages = [tasks.user(question), {"role": "assistant", "content": None, "tool_calls": calls}]
+    messages = [phrases.user(question), {"role": "assistant", "content": None, "tool_calls": calls}]
     if rng.random() < 0.25:
         results = [result(rng) for _ in calls]
         messages += [
             {"role": "tool", "tool_call_id": call["id"], "content": given}
             for call, (given, _) in zip(calls, results, strict=True)
         ]
-        messages += [tasks.assistant(" ".join(told for _, told in results))]
+        messages += [phrases.assistant(" ".join(told for _, told in results))]
         name = "tools, result"
     return name, messages, offered

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from tuneyard_host.tiny import tasks, words
+from tuneyard_host.tiny import phrases, words
+from tuneyard_host.tiny.phrases import Message
 
-Message = dict[str, Any]
 Tool = dict[str, Any]
 Value = str | int | float | bool
 
@@ -57,7 +57,7 @@ class Parameter:
             case bool():
                 return replace(self, value=not self.value)
             case int():
-                return replace(self, value=tasks.number(rng, 4))
+                return replace(self, value=phrases.number(rng, 4))
             case float():
                 return replace(self, value=_fraction(rng))
         return replace(self, value=_string(rng, self.name))
@@ -110,7 +110,7 @@ def make(rng: Random) -> MadeUp:
     """A tool made of common words or of syllables."""
     verb, noun = rng.choice(_VERBS), rng.choice(_NOUNS)
     if rng.random() < 0.5:
-        verb, noun = words.invented(rng), words.invented(rng)
+        verb, noun = (words.invented(rng, syllables=rng.choice([1, 2, 2])) for _ in range(2))
     noun = noun if rng.random() < 0.9 else ""
     name = _spelled(rng, [*verb.split("_"), *([noun] if noun else [])])
     if name in HELD_OUT:
@@ -146,7 +146,7 @@ def _parameter(rng: Random, name: str) -> Parameter:
     if name in _FRACTIONS:
         return Parameter(name, _fraction(rng))
     if name in _INTEGERS or (name not in _STRINGS and rng.random() < 0.25):
-        return Parameter(name, tasks.number(rng, 4))
+        return Parameter(name, phrases.number(rng, 4))
     if rng.random() < 0.12:
         options = rng.sample(words.PLAIN_WORDS, rng.randint(2, 4))
         return Parameter(name, rng.choice(options), tuple(options))
@@ -162,7 +162,7 @@ def _string(rng: Random, name: str) -> str:
         "date": lambda: f"20{rng.randint(10, 39)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}",
         "email": lambda: f"{words.word(rng)}@{words.word(rng)}.{rng.choice(['com', 'org', 'net'])}",
         "path": lambda: f"/{words.word(rng)}/{words.word(rng)}.{rng.choice(['txt', 'py', 'md'])}",
-        "code": lambda: f"{''.join(rng.choices('ABCDEXYZ', k=rng.randint(1, 2)))}-{tasks.number(rng, 4)}",
+        "code": lambda: f"{''.join(rng.choices('ABCDEXYZ', k=rng.randint(1, 2)))}-{phrases.number(rng, 4)}",
         "name": lambda: rng.choice(words.NAMES),
         "city": lambda: rng.choice([*words.CAPITALS.values()]),
         "country": lambda: rng.choice([*words.CAPITALS]),
@@ -172,7 +172,7 @@ def _string(rng: Random, name: str) -> str:
     if kind < 0.12:
         return makers[rng.choice([*makers])]()
     if kind < 0.18:
-        return str(tasks.number(rng, 4))
+        return str(phrases.number(rng, 4))
     if name in makers and kind < 0.8:
         return makers[name]()
     text = " ".join(words.word(rng) for _ in range(rng.choice([1, 1, 1, 2, 3])))

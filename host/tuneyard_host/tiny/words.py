@@ -40,8 +40,7 @@ PLACES = split(
 )
 
 VERBS = split(
-    "find see take draw open paint move wash carry build buy sell hide count clean fix send read lift "
-    "keep"
+    "find see take draw open paint move wash carry build buy sell hide count clean fix send read lift keep"
 )
 
 PLAIN_WORDS = sorted({*ANIMALS, *FRUITS, *COLOURS, *THINGS, *ADJECTIVES, *PLACES, *VERBS})

@@ -35,7 +35,7 @@ class Learner:
         initial = fresh(self._layers, lora)
         self._shapes = {name: (a.shape, b.shape) for name, (a, b) in initial.items()}
         size = sum(a.numel() + b.numel() for a, b in initial.values())
-        flat = torch.zeros(4, size, device=device_of(base))
+        flat = [torch.zeros(size, device=device_of(base)) for _ in range(4)]
         self._weights, self._gradient, self._first, self._second = flat
         self._taken = 0
         parameters = [nn.Parameter(view) for _, view in self._views(self._weights)]

@@ -14,12 +14,12 @@ from typing import Any, Self
 import torch
 from aws_lambda_powertools import Logger
 from botocore.exceptions import BotoCoreError, ClientError
-
 from tuneyard import leases, queues, workers
 from tuneyard.errors import TrainingError
 from tuneyard.leases import Lost, NotYet
 from tuneyard.records import Job
 from tuneyard.settings import settings
+
 from tuneyard_host import bases
 from tuneyard_host.training import work
 
@@ -73,7 +73,10 @@ def _train(job: Job, stop: threading.Event) -> None:
     except TrainingError as error:
         _fail(teller.job, str(error))
     except (MemoryError, torch.OutOfMemoryError):
-        _fail(teller.job, "The worker ran out of memory. Send shorter trajectories or a smaller packed_sequence_length.")
+        _fail(
+            teller.job,
+            "The worker ran out of memory. Send shorter trajectories or a smaller packed_sequence_length.",
+        )
     except Lost:
         logger.warning("job is no longer ours", job_id=job.id)
     except Stopped:
@@ -83,7 +86,10 @@ def _train(job: Job, stop: threading.Event) -> None:
         raise
     except Exception as error:
         logger.exception("job hit a bug", job_id=job.id)
-        _fail(teller.job, f"Training stopped on an internal error ({type(error).__name__}), which was logged. Report it.")
+        _fail(
+            teller.job,
+            f"Training stopped on an internal error ({type(error).__name__}), which was logged. Report it.",
+        )
 
 
 def _fail(job: Job, reason: str) -> None:
@@ -125,7 +131,9 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._done.set()
         self._thread.join()
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from pydantic import TypeAdapter, ValidationError
-
 import tuneyard
+from pydantic import TypeAdapter, ValidationError
 from tuneyard import blobs, leases, models, table
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.errors import Invalid, NotFound, TrainingError
@@ -20,6 +19,7 @@ from tuneyard.leases import Lost
 from tuneyard.records import Checkpoint, Job, JobKind, Model
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
+
 from tuneyard_host import bases
 from tuneyard_host.training import adapters, rl, sft
 from tuneyard_host.training.adapters import Learner
@@ -48,20 +48,27 @@ def run(job: Job, tell: Tell) -> None:
     prepared = (prepare_rl if job.kind is JobKind.RL else prepare_sft)(job, body, learner)
     plan = prepared.plan
     job = tell(
-        "training_started", {"num_sequences": plan.num_sequences}, num_sequences=plan.num_sequences,
+        "training_started",
+        {"num_sequences": plan.num_sequences},
+        num_sequences=plan.num_sequences,
         num_trained_tokens=plan.num_trained_tokens,
-    )  # fmt: skip
+    )
     if plan.warnings or plan.notes:
-        job = tell("warning", {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."})
+        job = tell(
+            "warning",
+            {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."},
+        )
     total: dict[str, float] = {}
     for done, metrics in enumerate(prepared.steps, start=1):
         job = tell("gradient_step", metrics, steps_done=done)
         total = {name: total.get(name, 0.0) + value for name, value in metrics.items()}
     leases.commit(
-        job, step=model.last_step + 1, files=learner.files(),
+        job,
+        step=model.last_step + 1,
+        files=learner.files(),
         metrics={name: value / plan.num_sequences for name, value in total.items()},
         lineage=_lineage(job, learner, body, prepared.seed),
-    )  # fmt: skip
+    )
 
 
 def prepare_rl(job: Job, body: bytes, learner: Learner) -> Prepared:
@@ -100,7 +107,9 @@ def resume(learner: Learner, job: Job) -> None:
 def _checkpoint(job: Job, step: int) -> Checkpoint:
     found = table.get(Checkpoint, job.model_id, step)
     if found is None:
-        raise TrainingError(f"The checkpoint of step {step}, which this job needs, was deleted. Start a new job.")
+        raise TrainingError(
+            f"The checkpoint of step {step}, which this job needs, was deleted. Start a new job."
+        )
     return found
 
 
@@ -109,7 +118,9 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
     files = {file.name: blobs.get(checkpoint.prefix + file.name) for file in checkpoint.files}
     for file in checkpoint.files:
         if hashlib.sha256(files[file.name]).hexdigest() != file.sha256:
-            raise TrainingError(f"The file {file.name} of step {checkpoint.step} is damaged: its SHA-256 is another.")
+            raise TrainingError(
+                f"The file {file.name} of step {checkpoint.step} is damaged: its SHA-256 is another."
+            )
     return files
 
 
@@ -150,11 +161,18 @@ def _seed(job: Job) -> int:
 
 def _lineage(job: Job, learner: Learner, body: bytes, seed: int) -> dict[str, Any]:
     return {
-        "job_id": job.id, "parent_step": job.parent_step, "base_model": job.base_model,
-        "base_digest": learner.base.digest, "data_sha256": hashlib.sha256(body).hexdigest(), "config": job.config,
-        "experimental_config": job.experimental_config, "seed": seed,
+        "job_id": job.id,
+        "parent_step": job.parent_step,
+        "base_model": job.base_model,
+        "base_digest": learner.base.digest,
+        "data_sha256": hashlib.sha256(body).hexdigest(),
+        "config": job.config,
+        "experimental_config": job.experimental_config,
+        "seed": seed,
         "versions": {
-            "tuneyard": tuneyard.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+            "tuneyard": tuneyard.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
             "python": platform.python_version(),
         },
-    }  # fmt: skip
+    }

@@ -31,7 +31,9 @@ def identify(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends
     key = teams.find_key(text)
     if key is None:
         _remembered.pop(teams.digest(text), None)
-        raise Unauthorized("This API key is unknown or was revoked. Check the key, or ask your team's administrator.")
+        raise Unauthorized(
+            "This API key is unknown or was revoked. Check the key, or ask your team's administrator."
+        )
     identity = Identity(team=key.team, user=key.user, role=key.role, key_id=key.id)
     if len(_remembered) > 10_000:
         _remembered.clear()

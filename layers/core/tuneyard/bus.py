@@ -30,10 +30,12 @@ def publish(event: ArtifactEvent) -> None:
     answer = _client().put_events(
         Entries=[
             {
-                "EventBusName": settings().bus_name, "Source": SOURCE, "DetailType": event.type,
+                "EventBusName": settings().bus_name,
+                "Source": SOURCE,
+                "DetailType": event.type,
                 "Detail": event.model_dump_json(exclude_none=True),
             }
         ]
-    )  # fmt: skip
+    )
     if answer["FailedEntryCount"]:
         raise NotPublished(answer["Entries"][0].get("ErrorMessage", "no reason given"))

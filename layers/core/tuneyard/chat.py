@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 def resolve(caller: Identity, name: str) -> Target:
-    """What a model name stands for: a base model's id, or ``entity/project/name`` with ``:latest``, ``:stepN`` or an alias.
+    """What a model name stands for: a base model's id, or ``entity/project/name`` with ``:stepN`` or another alias.
 
     The newest checkpoint is looked up each time, so a checkpoint answers from the moment that it exists.
     """
@@ -47,13 +47,17 @@ def resolve(caller: Identity, name: str) -> Target:
     collection, _, alias = name.removeprefix(_SCHEME).partition(":")
     model = models.named(caller, collection) if collection.count("/") == 2 else None
     if model is None:
-        raise ModelNotFound(f"The model {name!r} does not exist. GET /v1/models lists those you can use.", param="model")
+        raise ModelNotFound(
+            f"The model {name!r} does not exist. GET /v1/models lists those you can use.", param="model"
+        )
     if alias == "step0":
         return Target(model.base_model, None, trained=True)
     checkpoint = checkpoints.find(model, alias or "latest")
     if checkpoint is None and alias not in ("", "latest"):
         raise ModelNotFound(f"The model {collection!r} has no checkpoint {alias!r}.", param="model")
-    adapter = None if checkpoint is None else AdapterRef(checkpoint_id=checkpoint.id, prefix=checkpoint.prefix)
+    adapter = (
+        None if checkpoint is None else AdapterRef(checkpoint_id=checkpoint.id, prefix=checkpoint.prefix)
+    )
     return Target(model.base_model, adapter, trained=True)
 
 
@@ -63,7 +67,7 @@ def listing(caller: Identity) -> list[dict[str, Any]]:
     trained, after = [], None
     while rows := models.page(
         caller, entity=None, project=None, name=None, after=after, limit=1000, descending=False
-    ):  # fmt: skip
+    ):
         trained += [_trained_entry(model) for model in rows]
         after = rows[-1].id
     return bases + trained
@@ -117,12 +121,19 @@ async def _ask(body: str) -> Answer:
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {settings().engine_token}"}
     url = f"{settings().inference_engine_url}/v1/chat/completions"
     try:
-        response = await client.send(client.build_request("POST", url, content=body, headers=headers), stream=True)
+        response = await client.send(
+            client.build_request("POST", url, content=body, headers=headers), stream=True
+        )
     except httpx.TransportError as error:
-        raise Unavailable("The inference service does not answer. Try again in a moment.", retry_after=2) from error
+        raise Unavailable(
+            "The inference service does not answer. Try again in a moment.", retry_after=2
+        ) from error
     passed = {name: response.headers[name] for name in ("retry-after",) if name in response.headers}
     return Answer(
-        response.status_code, response.headers.get("content-type", "application/json"), _body_of(response), passed
+        response.status_code,
+        response.headers.get("content-type", "application/json"),
+        _body_of(response),
+        passed,
     )
 
 

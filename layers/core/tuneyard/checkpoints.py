@@ -38,7 +38,7 @@ def find(model: Model, alias: str) -> Checkpoint | None:
     return None if row is None else get(model, row.version)
 
 
-def aliases(model: Model, checkpoint: Checkpoint, newest: Checkpoint | None) -> list[str]:
+def aliases(checkpoint: Checkpoint, newest: Checkpoint | None) -> list[str]:
     """The names of a checkpoint that follow from its place; nothing needs to be moved when one is deleted."""
     at_top = newest is not None and newest.step == checkpoint.step
     return [f"step{checkpoint.step}", *(["latest"] if at_top else [])]

@@ -18,15 +18,22 @@ _SECONDS = 4.5
 def system_check() -> tuple[bool, dict[str, Any]]:
     """Whether all is well, and what each part answered."""
     checks: dict[str, Callable[[], None]] = {
-        "database": table.reachable, "storage": blobs.reachable, "cpu_queue": _cpu_queue, "gpu_queue": _gpu_queue,
+        "database": table.reachable,
+        "storage": blobs.reachable,
+        "cpu_queue": _cpu_queue,
+        "gpu_queue": _gpu_queue,
         "inference": _inference,
-    }  # fmt: skip
+    }
     pool = ThreadPoolExecutor(len(checks))
     started = time.monotonic()
     tasks = {name: pool.submit(_timed, check) for name, check in checks.items()}
     wait(tasks.values(), timeout=_SECONDS)
     pool.shutdown(wait=False, cancel_futures=True)
-    late = {"success": False, "duration": time.monotonic() - started, "errors": [f"no answer within {_SECONDS} s"]}
+    late = {
+        "success": False,
+        "duration": time.monotonic() - started,
+        "errors": [f"no answer within {_SECONDS} s"],
+    }
     found = {name: task.result() if task.done() else late for name, task in tasks.items()}
     healthy = all(answer["success"] for answer in found.values())
     short = {name: found.pop(name)["success"] for name in ("database", "storage")}
@@ -38,7 +45,7 @@ def _timed(check: Callable[[], None]) -> dict[str, Any]:
     errors: list[str] = []
     try:
         check()
-    except Exception as error:  # noqa: BLE001  a check that fails is an answer
+    except Exception as error:
         errors.append(str(error) if isinstance(error, _Unwell) else type(error).__name__)
     return {"success": not errors, "duration": time.monotonic() - started, "errors": errors}
 

@@ -77,20 +77,32 @@ class RLConfig(Config):
     def _settle_switches(self) -> Self:
         """Resolve the two spellings of one switch, and the defaults that depend on it."""
         if self.ppo is not None and self.loss_fn is not None and self.ppo != (self.loss_fn == "ppo"):
-            raise ValueError(f"ppo={self.ppo} and loss_fn={self.loss_fn!r} contradict each other; send one of them")
+            raise ValueError(
+                f"ppo={self.ppo} and loss_fn={self.loss_fn!r} contradict each other; send one of them"
+            )
         ppo = bool(self.ppo) or self.loss_fn == "ppo"
-        if self.normalize_advantages is False and "scale_rewards" in self.model_fields_set and self.scale_rewards:
+        if (
+            self.normalize_advantages is False
+            and "scale_rewards" in self.model_fields_set
+            and self.scale_rewards
+        ):
             raise ValueError("normalize_advantages=false means scale_rewards=false; send one of them")
         if self.kl_penalty_reference_step is not None and self.kl_penalty_step_lag is not None:
-            raise ValueError("kl_penalty_reference_step and kl_penalty_step_lag exclude each other; send one of them")
+            raise ValueError(
+                "kl_penalty_reference_step and kl_penalty_step_lag exclude each other; send one of them"
+            )
         scale = self.scale_rewards and self.normalize_advantages is not False
         epsilon = self.epsilon if self.epsilon is not None else (0.2 if ppo else 1.0)
         high_default = epsilon if ppo or self.epsilon is not None else 4.0
         high = self.epsilon_high if self.epsilon_high is not None else high_default
         settled = {
-            "ppo": ppo, "loss_fn": "ppo" if ppo else "cispo", "epsilon": epsilon, "epsilon_high": high,
-            "scale_rewards": scale, "normalize_advantages": scale,
-        }  # fmt: skip
+            "ppo": ppo,
+            "loss_fn": "ppo" if ppo else "cispo",
+            "epsilon": epsilon,
+            "epsilon_high": high,
+            "scale_rewards": scale,
+            "normalize_advantages": scale,
+        }
         for name, value in settled.items():
             object.__setattr__(self, name, value)
         return self

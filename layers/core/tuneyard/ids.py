@@ -37,7 +37,9 @@ def position(parent: str, child: str) -> int:
         place = int.from_bytes(uuid.UUID(child).bytes[10:], "big")
         if ordered(parent, place) == child:
             return place
-    raise Invalid(f"No row has the id {child!r}; send the id of a row of this list as `after`.", param="after")
+    raise Invalid(
+        f"No row has the id {child!r}; send the id of a row of this list as `after`.", param="after"
+    )
 
 
 def _stamped(raw: bytes) -> bytes:

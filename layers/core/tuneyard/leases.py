@@ -49,9 +49,11 @@ def claim(job_id: str, *, worker: str) -> Job | None:
         return None
     lease = secrets.token_hex(16)
     changes: dict[str, Any] = {
-        "status": JobStatus.RUNNING.value, "lease": lease, "worker": worker,
+        "status": JobStatus.RUNNING.value,
+        "lease": lease,
+        "worker": worker,
         "lease_until": now + round(settings().lease_seconds * 1000),
-    }  # fmt: skip
+    }
     if job.started_at is None:
         newest = _latest(job.model_id)
         changes |= {"started_at": now, "parent_step": newest.step if newest else 0}
@@ -59,10 +61,12 @@ def claim(job_id: str, *, worker: str) -> Job | None:
     writes: list[table.Write] = [
         table.Update(Job, (job.id,), set=changes, add={"deaths": 1} if died else {}, when=_as_read(job)),
         table.Update(
-            Model, (job.model_id,), set={"active_job": job.id},
+            Model,
+            (job.model_id,),
+            set={"active_job": job.id},
             when=Attr("active_job").not_exists() | Attr("active_job").eq(job.id),
         ),
-    ]  # fmt: skip
+    ]
     if job.started_at is None:
         writes.append(table.Put(told, new=True))
     try:
@@ -106,18 +110,29 @@ def commit(
         blobs.put(prefix + name, body)
     now = clock.now_ms()
     checkpoint = Checkpoint(
-        id=ids.ordered(job.model_id, step), model_id=job.model_id, step=step, job_id=job.id, kind=job.kind,
-        prefix=prefix, metrics=metrics, lineage=lineage, created_at=now,
+        id=ids.ordered(job.model_id, step),
+        model_id=job.model_id,
+        step=step,
+        job_id=job.id,
+        kind=job.kind,
+        prefix=prefix,
+        metrics=metrics,
+        lineage=lineage,
+        created_at=now,
         files=[
             CheckpointFile(name=name, size=len(body), sha256=hashlib.sha256(body).hexdigest())
             for name, body in files.items()
         ],
-    )  # fmt: skip
+    )
     end = ("training_ended", {"step": step, "checkpoint_id": checkpoint.id})
     writes, told = ending(
-        job, JobStatus.SUCCEEDED, when=_held(job), events=[end], changes={"checkpoint_step": step},
+        job,
+        JobStatus.SUCCEEDED,
+        when=_held(job),
+        events=[end],
+        changes={"checkpoint_step": step},
         model_changes={"last_step": step},
-    )  # fmt: skip
+    )
     moved = [_alias_added(job, step, alias) for alias in (f"step{step}", "latest")]
     _write(*writes, table.Put(checkpoint, new=True), *(table.Put(one, new=True) for one in moved))
     publish(*moved, told)
@@ -165,7 +180,9 @@ _RING_AFTER_MS = 60_000
 def _ring(job: Job, now: int) -> None:
     """Send the job's message again; a message too many is harmless, since a claim is conditional."""
     try:
-        table.write(table.Update(Job, (job.id,), set={"rung_at": now}, when=Attr("status").eq(JobStatus.QUEUED.value)))
+        table.write(
+            table.Update(Job, (job.id,), set={"rung_at": now}, when=Attr("status").eq(JobStatus.QUEUED.value))
+        )
     except table.ConditionFailed:
         return
     queues.send_job(job.id, model_id=job.model_id, ring=now)
@@ -177,7 +194,13 @@ def _take_back(job: Job, now: int) -> None:
         _end_as_deadly(job)
         return
     seq = job.last_event + 1
-    changes = {"status": JobStatus.QUEUED.value, "lease": None, "lease_until": None, "last_event": seq, "rung_at": now}
+    changes = {
+        "status": JobStatus.QUEUED.value,
+        "lease": None,
+        "lease_until": None,
+        "last_event": seq,
+        "rung_at": now,
+    }
     told = {"reason": f"the worker {job.worker} stopped answering"}
     try:
         table.transact(
@@ -206,10 +229,17 @@ def _end_as_deadly(job: Job) -> None:
 def _alias_added(job: Job, step: int, alias: str) -> ArtifactEvent:
     entity, project, _ = job.collection.split("/")
     return ArtifactEvent(
-        id=ids.ordered(f"{job.id}/{alias}", step), type="ADD_ARTIFACT_ALIAS", entity=entity, project=project,
-        author=job.created_by, collection=job.collection, version=step, alias=alias, created_at=clock.now_ms(),
+        id=ids.ordered(f"{job.id}/{alias}", step),
+        type="ADD_ARTIFACT_ALIAS",
+        entity=entity,
+        project=project,
+        author=job.created_by,
+        collection=job.collection,
+        version=step,
+        alias=alias,
+        created_at=clock.now_ms(),
         data={"model_id": job.model_id, "job_id": job.id},
-    )  # fmt: skip
+    )
 
 
 def _latest(model_id: str) -> Checkpoint | None:
@@ -223,7 +253,11 @@ def _held(job: Job) -> ConditionBase:
 def _as_read(job: Job) -> ConditionBase:
     """The job has not changed hands since it was read."""
     lease = Attr("lease").not_exists() if job.lease is None else Attr("lease").eq(job.lease)
-    until = Attr("lease_until").not_exists() if job.lease_until is None else Attr("lease_until").eq(job.lease_until)
+    until = (
+        Attr("lease_until").not_exists()
+        if job.lease_until is None
+        else Attr("lease_until").eq(job.lease_until)
+    )
     return Attr("status").eq(job.status.value) & lease & until & Attr("last_event").eq(job.last_event)
 
 

@@ -27,9 +27,15 @@ def base_model(name: str) -> BaseModelSpec:
 
 
 def create(
-    caller: Identity, *, entity: str | None, project: str, name: str, base_model_id: str, return_existing: bool,
+    caller: Identity,
+    *,
+    entity: str | None,
+    project: str,
+    name: str,
+    base_model_id: str,
+    return_existing: bool,
     lora: LoraSettings | None,
-) -> Model:  # fmt: skip
+) -> Model:
     """Make a model with its run and its collection, or return the one of that name.
 
     The collection row is what makes the name unique, and all three rows are written at once.
@@ -42,11 +48,24 @@ def create(
     base_model(base_model_id)
     now = clock.now_ms()
     model = Model(
-        id=ids.new(), entity=entity, project=project, name=name, base_model=base_model_id, run_id=ids.new(),
-        lora=lora or LoraSettings(), created_at=now, created_by=caller.user,
-    )  # fmt: skip
+        id=ids.new(),
+        entity=entity,
+        project=project,
+        name=name,
+        base_model=base_model_id,
+        run_id=ids.new(),
+        lora=lora or LoraSettings(),
+        created_at=now,
+        created_by=caller.user,
+    )
     run = Run(
-        id=model.run_id, entity=entity, project=project, name=name, model_id=model.id, user=caller.user, created_at=now
+        id=model.run_id,
+        entity=entity,
+        project=project,
+        name=name,
+        model_id=model.id,
+        user=caller.user,
+        created_at=now,
     )
     for _ in range(3):
         try:
@@ -79,9 +98,15 @@ def named(caller: Identity, collection: str) -> Model | None:
 
 
 def page(
-    caller: Identity, *, entity: str | None, project: str | None, name: str | None, after: str | None, limit: int,
+    caller: Identity,
+    *,
+    entity: str | None,
+    project: str | None,
+    name: str | None,
+    after: str | None,
+    limit: int,
     descending: bool,
-) -> list[Model]:  # fmt: skip
+) -> list[Model]:
     """The team's models in order of creation, at most ``limit``."""
     if entity not in (None, caller.team):
         raise Forbidden(f"Your key belongs to team {caller.team!r}, not to {entity!r}.")
@@ -89,8 +114,12 @@ def page(
     if after is not None:
         start = table.get(Model, after)
         if start is None or start.entity != caller.team:
-            raise Invalid(f"No model has the id {after!r}; send the id of a row of this list as `after`.", param="after")
-    wanted = [Attr(field).eq(value) for field, value in (("project", project), ("name", name)) if value is not None]
+            raise Invalid(
+                f"No model has the id {after!r}; send the id of a row of this list as `after`.", param="after"
+            )
+    wanted = [
+        Attr(field).eq(value) for field, value in (("project", project), ("name", name)) if value is not None
+    ]
     only = wanted[0] & wanted[1] if len(wanted) == 2 else wanted[0] if wanted else None
     return table.listed(
         Model, "by_team", caller.team, after=start, limit=limit, descending=descending, only=only
@@ -150,12 +179,19 @@ def _existing(existing: Model, wanted: Model, *, return_existing: bool, lora: Lo
             param="base_model",
         )
     if lora is not None and existing.lora != lora:
-        raise Conflict(f"The model {wanted.collection!r} has other LoRA settings: {existing.lora}.", param="lora")
+        raise Conflict(
+            f"The model {wanted.collection!r} has other LoRA settings: {existing.lora}.", param="lora"
+        )
     return existing
 
 
 def _check_name(field: str, value: str) -> None:
-    if not 1 <= len(value) <= 128 or value != value.strip() or not value.isprintable() or set(value) & set("/:\\"):
+    if (
+        not 1 <= len(value) <= 128
+        or value != value.strip()
+        or not value.isprintable()
+        or set(value) & set("/:\\")
+    ):
         raise Invalid(
             f"{field} {value[:140]!r} cannot be used: send 1 to 128 printable characters without '/', ':' and '\\'.",
             param=field,

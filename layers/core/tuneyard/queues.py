@@ -32,17 +32,21 @@ def _client() -> SQSClient:
 def send_job(job_id: str, *, model_id: str, ring: int = 0) -> None:
     """Tell the trainers that a job waits. ``ring`` tells a repeated call from a repeated delivery of the same one."""
     _client().send_message(
-        QueueUrl=settings().training_queue_url, MessageBody=json.dumps({"job_id": job_id}), MessageGroupId=model_id,
+        QueueUrl=settings().training_queue_url,
+        MessageBody=json.dumps({"job_id": job_id}),
+        MessageGroupId=model_id,
         MessageDeduplicationId=f"{job_id}-{ring}",
-    )  # fmt: skip
+    )
 
 
 def receive_job(*, wait_seconds: int, visible_after: int) -> Message | None:
     """The next job, hidden from other trainers for ``visible_after`` seconds; None when none came in time."""
     answer = _client().receive_message(
-        QueueUrl=settings().training_queue_url, MaxNumberOfMessages=1, WaitTimeSeconds=wait_seconds,
+        QueueUrl=settings().training_queue_url,
+        MaxNumberOfMessages=1,
+        WaitTimeSeconds=wait_seconds,
         VisibilityTimeout=visible_after,
-    )  # fmt: skip
+    )
     for message in answer.get("Messages", []):
         return Message(json.loads(message["Body"])["job_id"], message["ReceiptHandle"])
     return None
@@ -70,10 +74,15 @@ def delete(message: Message) -> None:
 
 def waiting(queue_url: str) -> int:
     """About how many messages wait in a queue; raises when it cannot be reached."""
-    answer = _client().get_queue_attributes(QueueUrl=queue_url, AttributeNames=["ApproximateNumberOfMessages"])
+    answer = _client().get_queue_attributes(
+        QueueUrl=queue_url, AttributeNames=["ApproximateNumberOfMessages"]
+    )
     return int(answer["Attributes"]["ApproximateNumberOfMessages"])
 
 
 _GONE = {
-    "ReceiptHandleIsInvalid", "InvalidParameterValue", "MessageNotInflight", "AWS.SimpleQueueService.MessageNotInflight",
-}  # fmt: skip
+    "ReceiptHandleIsInvalid",
+    "InvalidParameterValue",
+    "MessageNotInflight",
+    "AWS.SimpleQueueService.MessageNotInflight",
+}

@@ -28,7 +28,7 @@ def log(model: Model, *, split: str, groups: list[TrajectoryGroup]) -> RunRow | 
 
 
 def summary(groups: list[TrajectoryGroup]) -> dict[str, float]:
-    """Mean reward, the mean of the groups' reward standard deviations, exception rate, and every numeric metric's mean."""
+    """Mean reward, mean standard deviation within a group, exception rate, and the mean of every numeric metric."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     exceptions = sum(len(group.exceptions) for group in groups)
     if not trajectories and not exceptions:

@@ -3,12 +3,14 @@
 row             pk                          sk                          by_team / by_model / due
 Team            TEAM#{team}                 TEAM
 ApiKey          KEY#{sha256}                KEY                         by_team TEAM#{team}#KEYS
-Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS, due MODELS when deleted
+Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS,
+                                                                        due MODELS when deleted
 Checkpoint      MODEL#{id}                  STEP#{step}
 OpenJob         MODEL#{id}                  OPEN#{created_at}#{job}     jobs of a model that are not final, in order
 Collection      COLLECTION#{name}           COLLECTION                  makes {entity}/{project}/{name} unique
 Alias           ALIASES#{collection id}     ALIAS#{alias}
-Job             JOB#{id}                    JOB                         by_team TEAM#{team}#JOBS, by_model MODEL#{id}#JOBS,
+Job             JOB#{id}                    JOB                         by_team TEAM#{team}#JOBS,
+                                                                        by_model MODEL#{id}#JOBS,
                                                                         due JOBS while not final
 JobEvent        JOB#{id}                    EVENT#{seq}
 Run             RUN#{id}                    RUN
@@ -39,9 +41,22 @@ from botocore.exceptions import ClientError
 
 from tuneyard.errors import Conflict
 from tuneyard.records import (
-    Alias, ApiKey, ArtifactEvent, Checkpoint, Collection, Idempotency, Job, JobEvent, Model, OpenJob, Record, Run,
-    RunRow, Team, Worker,
-)  # fmt: skip
+    Alias,
+    ApiKey,
+    ArtifactEvent,
+    Checkpoint,
+    Collection,
+    Idempotency,
+    Job,
+    JobEvent,
+    Model,
+    OpenJob,
+    Record,
+    Run,
+    RunRow,
+    Team,
+    Worker,
+)
 from tuneyard.settings import settings
 
 if TYPE_CHECKING:
@@ -67,15 +82,28 @@ _KEYS: dict[type[Record], Callable[..., Keys]] = {
     Worker: lambda kind, name: ("WORKERS", f"WORKER#{kind}#{name}"),
 }
 _IDENTITY: dict[type[Record], tuple[str, ...]] = {
-    Team: ("name",), ApiKey: ("hash",), Model: ("id",), Checkpoint: ("model_id", "step"),
-    OpenJob: ("model_id", "created_at", "job_id"), Collection: ("name",), Alias: ("collection_id", "alias"), Job: ("id",),
-    JobEvent: ("job_id", "seq"), Run: ("id",), RunRow: ("run_id", "row"), ArtifactEvent: ("id",),
-    Idempotency: ("team", "hash"), Worker: ("kind", "name"),
-}  # fmt: skip
+    Team: ("name",),
+    ApiKey: ("hash",),
+    Model: ("id",),
+    Checkpoint: ("model_id", "step"),
+    OpenJob: ("model_id", "created_at", "job_id"),
+    Collection: ("name",),
+    Alias: ("collection_id", "alias"),
+    Job: ("id",),
+    JobEvent: ("job_id", "seq"),
+    Run: ("id",),
+    RunRow: ("run_id", "row"),
+    ArtifactEvent: ("id",),
+    Idempotency: ("team", "hash"),
+    Worker: ("kind", "name"),
+}
 _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
     ApiKey: lambda r: {"by_team": (f"TEAM#{r.team}#KEYS", _when(r))},
     Model: lambda r: {
-        "due" if r.deleted_at else "by_team": ("MODELS" if r.deleted_at else f"TEAM#{r.entity}#MODELS", _when(r))
+        "due" if r.deleted_at else "by_team": (
+            "MODELS" if r.deleted_at else f"TEAM#{r.entity}#MODELS",
+            _when(r),
+        )
     },
     Job: lambda r: {
         "by_team": (f"TEAM#{r.team}#JOBS", _when(r)),
@@ -85,10 +113,13 @@ _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
     ArtifactEvent: lambda r: {} if r.published_at else {"due": ("EVENTS", _when(r))},
 }
 _CHILDREN: dict[type[Record], tuple[str, str]] = {
-    Checkpoint: ("MODEL#", "STEP#"), OpenJob: ("MODEL#", "OPEN#"), Alias: ("ALIASES#", "ALIAS#"),
-    JobEvent: ("JOB#", "EVENT#"), RunRow: ("RUN#", "ROW#"),
+    Checkpoint: ("MODEL#", "STEP#"),
+    OpenJob: ("MODEL#", "OPEN#"),
+    Alias: ("ALIASES#", "ALIAS#"),
+    JobEvent: ("JOB#", "EVENT#"),
+    RunRow: ("RUN#", "ROW#"),
     Worker: ("WORKERS", "WORKER#"),
-}  # fmt: skip
+}
 _WRITE, _READ = TypeSerializer(), TypeDeserializer()
 
 
@@ -116,7 +147,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Update:
-    """Change attributes of a record that exists. None removes an attribute; ``add`` counts; ``drop`` leaves an index."""
+    """Change a record that exists: None removes an attribute, ``add`` counts, ``drop`` leaves an index."""
 
     kind: type[Record]
     identity: tuple[Any, ...]
@@ -149,7 +180,11 @@ Write = Put | Update | Delete | Check
 
 def get(kind: type[R], *identity: Any) -> R | None:
     """The record as it stands now (a consistent read), or None."""
-    item = _client().get_item(TableName=settings().table_name, Key=_key(kind, identity), ConsistentRead=True).get("Item")
+    item = (
+        _client()
+        .get_item(TableName=settings().table_name, Key=_key(kind, identity), ConsistentRead=True)
+        .get("Item")
+    )
     return _record(kind, item) if item else None
 
 
@@ -180,7 +215,9 @@ def transact(*changes: Write) -> None:
 def _send(items: list[dict[str, Any]]) -> None:
     if len(items) == 1 and "ConditionCheck" not in items[0]:
         ((verb, parameters),) = items[0].items()
-        getattr(_client(), {"Put": "put_item", "Update": "update_item", "Delete": "delete_item"}[verb])(**parameters)
+        getattr(_client(), {"Put": "put_item", "Update": "update_item", "Delete": "delete_item"}[verb])(
+            **parameters
+        )
     else:
         _client().transact_write_items(TransactItems=items)  # type: ignore[arg-type]
 
@@ -202,10 +239,14 @@ def _failed_conditions(error: ClientError) -> list[int] | None:
 def count(kind: type[R], *identity: Any, attribute: str) -> int:
     """Add one to a counter of a record that exists, and return its new value."""
     answer = _client().update_item(
-        TableName=settings().table_name, Key=_key(kind, identity), ReturnValues="UPDATED_NEW",
-        UpdateExpression="ADD #a :one", ConditionExpression="attribute_exists(pk)",
-        ExpressionAttributeNames={"#a": attribute}, ExpressionAttributeValues={":one": {"N": "1"}},
-    )  # fmt: skip
+        TableName=settings().table_name,
+        Key=_key(kind, identity),
+        ReturnValues="UPDATED_NEW",
+        UpdateExpression="ADD #a :one",
+        ConditionExpression="attribute_exists(pk)",
+        ExpressionAttributeNames={"#a": attribute},
+        ExpressionAttributeValues={":one": {"N": "1"}},
+    )
     return int(answer["Attributes"][attribute]["N"])
 
 
@@ -220,13 +261,19 @@ def children(
 
 
 def listed(
-    kind: type[R], index: str, owner: str, *, after: R | None = None, limit: int, descending: bool = False,
+    kind: type[R],
+    index: str,
+    owner: str,
+    *,
+    after: R | None = None,
+    limit: int,
+    descending: bool = False,
     only: ConditionBase | None = None,
-) -> list[R]:  # fmt: skip
+) -> list[R]:
     """At most ``limit`` records of an index partition, in order of creation; see the table of indexes above."""
     partition = {"by_team": f"TEAM#{owner}#", "by_model": f"MODEL#{owner}#", "due": ""}[index]
     partition += {ApiKey: "KEYS", Model: "MODELS", Job: "JOBS", ArtifactEvent: "EVENTS"}[kind]
-    condition = Key(f"{index}_pk").eq(partition)
+    condition: ConditionBase = Key(f"{index}_pk").eq(partition)
     if after is not None:
         edge = Key(f"{index}_sk")
         condition &= edge.lt(_when(after)) if descending else edge.gt(_when(after))
@@ -244,14 +291,20 @@ def exists() -> ConditionBase:
 
 
 def _query(
-    condition: ConditionBase, index: str | None, limit: int, descending: bool, *,
-    only: ConditionBase | None = None, start: dict[str, Any] | None = None,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    condition: ConditionBase,
+    index: str | None,
+    limit: int,
+    descending: bool,
+    *,
+    only: ConditionBase | None = None,
+    start: dict[str, Any] | None = None,
+) -> Iterator[dict[str, Any]]:
     names, values = _Names(), _Values()
     request: dict[str, Any] = {
-        "TableName": settings().table_name, "ScanIndexForward": not descending,
+        "TableName": settings().table_name,
+        "ScanIndexForward": not descending,
         "KeyConditionExpression": _expression(condition, names, values, is_key=True),
-    }  # fmt: skip
+    }
     if only is not None:
         request["FilterExpression"] = _expression(only, names, values)
     if index is None:
@@ -273,6 +326,7 @@ def _query(
 
 def _change(change: Write) -> dict[str, Any]:
     names, values = _Names(), _Values()
+    condition: ConditionBase | None
     request: dict[str, Any] = {"TableName": settings().table_name}
     match change:
         case Put(record, new, when):
@@ -297,7 +351,11 @@ def _change(change: Write) -> dict[str, Any]:
 
 
 def _update(
-    changed: dict[str, Any], add: dict[str, int], drop: str | None, names: dict[str, str], values: dict[str, Any]
+    changed: dict[str, Any],
+    add: dict[str, int],
+    drop: str | None,
+    names: dict[str, str],
+    values: dict[str, Any],
 ) -> str:
     sets, removes = [], [f"{drop}_pk", f"{drop}_sk"] if drop else []
     for name, value in changed.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -19,7 +20,8 @@ def create_team(name: str) -> Team:
     """Make a team; Conflict when there is one of that name."""
     if not _NAME.fullmatch(name):
         raise Invalid(
-            f"{name!r} cannot name a team: use 1 to 64 letters, digits, dots, dashes and underscores.", param="name"
+            f"{name!r} cannot name a team: use 1 to 64 letters, digits, dots, dashes and underscores.",
+            param="name",
         )
     team = Team(name=name, created_at=clock.now_ms())
     try:
@@ -50,10 +52,8 @@ def revoke_key(team: str, key_id: str) -> None:
     for key in table.listed(ApiKey, "by_team", team, limit=10_000):
         if key.id == key_id:
             when = Attr("revoked_at").not_exists()
-            try:
+            with contextlib.suppress(table.ConditionFailed):
                 table.write(table.Update(ApiKey, (key.hash,), set={"revoked_at": clock.now_ms()}, when=when))
-            except table.ConditionFailed:
-                pass
             return
     raise NotFound(f"No API key {key_id!r}.")
 

@@ -14,6 +14,9 @@ def create(caller: Identity) -> dict[str, Any]:
     upload_id = ids.new()
     seconds = settings().upload_seconds
     return {
-        "id": upload_id, "object": "upload", "url": f"upload://{upload_id}", "expires_in": seconds,
+        "id": upload_id,
+        "object": "upload",
+        "url": f"upload://{upload_id}",
+        "expires_in": seconds,
         "upload_url": blobs.upload_url(blobs.upload_key(caller.team, upload_id), seconds=seconds),
-    }  # fmt: skip
+    }

@@ -42,9 +42,12 @@ def page(rows: list[T], limit: int, show: Callable[[T], dict[str, Any]]) -> dict
     """The list object of at most ``limit`` rows; ``rows`` holds one more when there are more."""
     data = [show(row) for row in rows[:limit]]
     return {
-        "object": "list", "data": data, "has_more": len(rows) > limit,
-        "first_id": data[0]["id"] if data else "", "last_id": data[-1]["id"] if data else "",
-    }  # fmt: skip
+        "object": "list",
+        "data": data,
+        "has_more": len(rows) > limit,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": data[-1]["id"] if data else "",
+    }
 
 
 def error_body(error: ApiError, detail: Any = None) -> dict[str, Any]:
@@ -68,7 +71,9 @@ async def _show_api_error(_: Request, error: ApiError) -> JSONResponse:
 async def _show_invalid_request(_: Request, error: RequestValidationError) -> JSONResponse:
     found = [{"loc": list(e["loc"]), "msg": e["msg"], "type": e["type"]} for e in error.errors()]
     if any(e["type"] == "json_invalid" for e in found):
-        return show_error(BadRequest(f"The body is not valid JSON: {error.errors()[0]['ctx']['error']}."), found)
+        return show_error(
+            BadRequest(f"The body is not valid JSON: {error.errors()[0]['ctx']['error']}."), found
+        )
     first = found[0]
     path = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     told = ApiError(f"{'.'.join(path) or 'body'}: {first['msg']}", param=".".join(path) or None)
@@ -77,7 +82,10 @@ async def _show_invalid_request(_: Request, error: RequestValidationError) -> JS
 
 
 async def _show_http_exception(request: Request, error: HTTPException) -> JSONResponse:
-    sentences = {404: f"No such path: {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+    sentences = {
+        404: f"No such path: {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
+    }
     told = ApiError(sentences.get(error.status_code, str(error.detail)))
     told.status, told.code, told.type = error.status_code, "not_found", "invalid_request_error"
     return show_error(told)
@@ -145,9 +153,8 @@ async def _read(receive: Receive, *, packed: bool) -> bytes:
 def _too_large() -> TooLarge:
     most = settings()
     return TooLarge(
-        f"The body is too large: at most {most.max_body_bytes / 1e6:g} MB are taken here, {most.max_unpacked_bytes / 1e6:g} "
-        "MB unpacked. Send it with `Content-Encoding: gzip`, or upload it: POST /v1/preview/uploads answers an address to "
-        "PUT it to, and a URL to name as `trajectory_groups_url` or `training_data_url`."
+        f"The body is too large: at most {most.max_body_bytes / 1e6:g} MB are taken here, "
+        f"{most.max_unpacked_bytes / 1e6:g} MB unpacked. Send it with `Content-Encoding: gzip`, or upload it: "
+        "POST /v1/preview/uploads answers an address to PUT it to, and a URL to name as `trajectory_groups_url` or "
+        "`training_data_url`."
     )
-
-

@@ -1,0 +1,185 @@
+"""How a job comes to be: its input stored, its row written, its message sent. The same request makes one job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+from boto3.dynamodb.conditions import Attr
+from pydantic import TypeAdapter
+
+from tuneyard import blobs, clock, ids, queues, table
+from tuneyard.configs import UNSUPPORTED, RLConfig, SFTConfig, SFTExperimentalConfig
+from tuneyard.errors import Conflict, Invalid, NotFound
+from tuneyard.records import Idempotency, Identity, Job, JobKind, JobStatus, Model, OpenJob
+from tuneyard.trajectories import TrajectoryGroup
+
+_GROUPS = TypeAdapter(list[TrajectoryGroup])
+_REMEMBERED_SECONDS = 600
+_KEPT_SECONDS = 24 * 3600
+
+
+class Repeat(NamedTuple):
+    """What tells a repeated request from a new one: the client's key, if it sent one, and a digest of the body."""
+
+    key: str | None
+    body_hash: str
+
+
+def create_rl(
+    caller: Identity,
+    model: Model,
+    *,
+    groups: list[TrajectoryGroup] | None,
+    groups_url: str | None,
+    config: RLConfig,
+    key: str | None,
+) -> Job:
+    """Queue a reinforcement-learning job on these trajectory groups, or on those that were uploaded."""
+    if (groups is None) == (groups_url is None):
+        raise Invalid("Send either trajectory_groups or trajectory_groups_url.", param="trajectory_groups")
+    _check_supported(config)
+    settled = config.model_dump(mode="json")
+    body = b"" if groups is None else _GROUPS.dump_json(groups)
+    job = _new(caller, model, JobKind.RL, config={}, experimental=settled, url=groups_url)
+    repeat = Repeat(key, _digest(model.id, body, groups_url, settled))
+    return _create(
+        caller, job, repeat, body=None if groups is None else b'{"trajectory_groups":' + body + b"}"
+    )
+
+
+def create_sft(
+    caller: Identity,
+    model: Model,
+    *,
+    url: str,
+    config: SFTConfig,
+    experimental: SFTExperimentalConfig,
+    key: str | None,
+) -> Job:
+    """Queue a supervised fine-tuning job on an uploaded file of conversations."""
+    settled, extra = config.model_dump(mode="json"), experimental.model_dump(mode="json")
+    job = _new(caller, model, JobKind.SFT, config=settled, experimental=extra, url=url)
+    return _create(caller, job, Repeat(key, _digest(model.id, b"", url, [settled, extra])), body=None)
+
+
+def _new(
+    caller: Identity,
+    model: Model,
+    kind: JobKind,
+    *,
+    config: dict[str, Any],
+    experimental: dict[str, Any],
+    url: str | None,
+) -> Job:
+    job_id = ids.new()
+    return Job(
+        id=job_id,
+        team=caller.team,
+        model_id=model.id,
+        collection=model.collection,
+        base_model=model.base_model,
+        kind=kind,
+        status=JobStatus.QUEUED,
+        config=config,
+        experimental_config=experimental,
+        input_key=blobs.input_key(job_id),
+        training_data_url=url,
+        created_at=clock.now_ms(),
+        created_by=caller.user,
+    )
+
+
+def _create(caller: Identity, job: Job, repeat: Repeat, *, body: bytes | None) -> Job:
+    """Store the input, record the job, then queue it: a queued job always has something to read.
+
+    A job whose message could not be sent stays queued, and the sweep rings for it.
+    """
+    slot = hashlib.sha256(
+        f"{'key' if repeat.key else 'auto'}:{repeat.key or repeat.body_hash}".encode()
+    ).hexdigest()
+    if (first := _first_of(caller, slot, repeat)) is not None:
+        return first
+    if body is not None:
+        blobs.put_packed(job.input_key, body)
+    else:
+        blobs.copy(_uploaded(caller, job.training_data_url or ""), job.input_key)
+    seconds = clock.now_ms() // 1000
+    remembered = Idempotency(
+        team=caller.team,
+        hash=slot,
+        body_hash=repeat.body_hash,
+        job_id=job.id,
+        expires=seconds + (_KEPT_SECONDS if repeat.key else _REMEMBERED_SECONDS),
+    )
+    taken = table.get(Idempotency, caller.team, slot)
+    free = Attr("pk").not_exists() if taken is None else Attr("job_id").eq(taken.job_id)
+    try:
+        table.transact(
+            table.Put(job, new=True),
+            table.Put(OpenJob(model_id=job.model_id, created_at=job.created_at, job_id=job.id), new=True),
+            table.Check(Model, (job.model_id,), when=table.exists() & Attr("deleted_at").not_exists()),
+            table.Put(remembered, when=free),
+        )
+    except table.ConditionFailed as error:
+        if 2 in error.failed:
+            raise NotFound(f"No model {job.model_id!r}.") from error
+        if (first := _first_of(caller, slot, repeat)) is not None:
+            return first
+        raise
+    queues.send_job(job.id, model_id=job.model_id)
+    return job
+
+
+def _first_of(caller: Identity, slot: str, repeat: Repeat) -> Job | None:
+    """The job that the same request made before, or None when this one is the first."""
+    taken = table.get(Idempotency, caller.team, slot)
+    if taken is None or taken.expires <= clock.now_ms() // 1000:
+        return None
+    if taken.body_hash != repeat.body_hash:
+        raise Conflict(
+            "This Idempotency-Key was used with another request. Send a new key, or the same request.",
+            param="Idempotency-Key",
+        )
+    job = table.get(Job, taken.job_id)
+    if job is None or (repeat.key is None and job.status.final):
+        return None
+    return job
+
+
+def _uploaded(caller: Identity, url: str) -> str:
+    """The key of an uploaded object that this caller may train on."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "upload" and ids.is_uuid(rest):
+        key = blobs.upload_key(caller.team, rest)
+    elif scheme == "s3" and rest.startswith(
+        blobs.uri(blobs.upload_key(caller.team, "")).removeprefix("s3://")
+    ):
+        key = rest.partition("/")[2]
+    elif scheme in ("https", "wandb-artifact"):
+        raise Invalid(
+            f"{scheme}:// is not supported yet: upload the file by POST /v1/preview/uploads.", param="url"
+        )
+    else:
+        raise Invalid(
+            f"{url[:200]!r} is not a URL to train on: upload the file by POST /v1/preview/uploads.",
+            param="url",
+        )
+    if blobs.size(key) is None:
+        raise NotFound(f"Nothing was uploaded to {url!r} yet. PUT the file to its upload_url first.")
+    return key
+
+
+def _check_supported(config: RLConfig) -> None:
+    for name, sentence in UNSUPPORTED.items():
+        if getattr(config, name) != RLConfig.model_fields[name].default:
+            raise Invalid(sentence, param=f"experimental_config.{name}")
+
+
+def _digest(*parts: Any) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        piece = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
+        whole.update(hashlib.sha256(piece).digest())
+    return whole.hexdigest()

@@ -1,0 +1,105 @@
+"""The engine's numbers are those of transformers and peft, whatever shares the batch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from inference_fixtures import House, base_folder, bucket, house  # noqa: F401
+from transformers import AutoModelForCausalLM
+
+from tuneyard_host import bases
+
+PROMPTS = ["Hello", "What is 2 + 2?", "Grüße aus Köln, 東京 and 🙂!", "def house(base_folder: Path):\n    return", "x" * 90]
+
+
+@pytest.fixture(scope="module")
+def reference(house: House) -> Any:  # noqa: F811
+    """The base model as transformers runs it, from its files."""
+    return AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
+
+
+def logprobs_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    """(T, V): for each position, the log-probabilities of the next token."""
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return torch.log_softmax(logits.float(), -1)
+
+
+def assert_same_numbers(answer: dict[str, Any], model: Any) -> None:
+    """Every generated token's log-probability, and those of its alternatives, within 1e-4 of the model's."""
+    choice = answer["choices"][0]
+    prompt, tokens = answer["prompt_token_ids"], choice["token_ids"]
+    expected = logprobs_of(model, prompt + tokens)[len(prompt) - 1 :]
+    for at, (token, entry) in enumerate(zip(tokens, choice["logprobs"]["content"], strict=True)):
+        assert entry["logprob"] == pytest.approx(float(expected[at, token]), abs=1e-4)
+        best = [other["logprob"] for other in entry["top_logprobs"]]
+        assert best == pytest.approx(expected[at].topk(len(best)).values.tolist(), abs=1e-4)
+
+
+def test_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:  # noqa: F811
+    options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 40, "ignore_eos": True}
+    answers = house.ask_all([(text, options | {"temperature": 1.5, "seed": 1}) for text in PROMPTS])
+
+    for answer in answers:
+        assert_same_numbers(answer, reference)
+
+
+def test_prompt_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:  # noqa: F811
+    answer = house.ask(PROMPTS[2], prompt_logprobs=3, return_token_ids=True, max_tokens=1)
+
+    prompt = answer["prompt_token_ids"]
+    expected = logprobs_of(reference, prompt)
+    assert answer["prompt_logprobs"][0] is None
+    for at, told in enumerate(answer["prompt_logprobs"][1:]):
+        assert told[str(prompt[at + 1])]["logprob"] == pytest.approx(float(expected[at, prompt[at + 1]]), abs=1e-4)
+        for token, entry in told.items():
+            rank = int((expected[at] > expected[at, int(token)]).sum()) + 1
+            assert entry["rank"] == rank
+
+
+def test_greedy_answers_are_those_of_generate(house: House, reference: Any) -> None:  # noqa: F811
+    answers = house.ask_all([(text, {"temperature": 0, "max_tokens": 48, "return_token_ids": True}) for text in PROMPTS])
+
+    for answer in answers:
+        prompt = torch.tensor([answer["prompt_token_ids"]])
+        with torch.no_grad():
+            expected = reference.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=48)
+        assert answer["choices"][0]["token_ids"] == expected[0, prompt.shape[1] :].tolist()
+
+
+def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House) -> None:  # noqa: F811
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import peft
+    names = [None, *[f"a{i}" for i in range(8)]] * 2
+    options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 24, "ignore_eos": True}
+
+    answers = house.ask_all([(f"Question {i}", options | {"adapter": name, "seed": i}) for i, name in enumerate(names)])
+
+    for answer, name in zip(answers, names, strict=True):
+        model = AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
+        if name is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                model = peft.PeftModel.from_pretrained(model, str(house.bucket / name))
+        assert_same_numbers(answer, model)
+
+
+def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, reference: Any) -> None:  # noqa: F811
+    text = "many words make a long prompt " * 12
+    options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 8, "seed": 3}
+
+    answer = house.ask(text, **options)
+
+    assert len(answer["prompt_token_ids"]) > 256
+    assert_same_numbers(answer, reference)
+
+
+def test_the_base_model_still_computes_the_same_after_the_engine_took_its_weights(house: House, reference: Any) -> None:  # noqa: F811
+    house.ask("Hello", max_tokens=1)
+
+    assert torch.equal(logprobs_of(house.base.model, [5, 6, 7]), logprobs_of(reference, [5, 6, 7]))
+    assert bases.load(house.spec).model is house.base.model

@@ -1,0 +1,118 @@
+"""A worker and its queue: jobs from POST to checkpoint, on an emulated account and the real tiny model."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from tuneyard import leases
+from tuneyard_host.training import trainer
+
+MODEL = {"project": "p", "name": "agent", "base_model": "tuneyard/tiny"}
+PROMPT = [{"role": "user", "content": "Answer yes, no or maybe."}]
+
+
+def rollout(answer: str, reward: float, logprob: float = -1.1) -> dict[str, Any]:
+    """A trajectory of one generated word, as vLLM would have told of it."""
+    from tuneyard.settings import settings
+    from tuneyard_host import bases
+
+    tokenizer = bases.load(settings().base_models[0]).tokenizer
+    ids = tokenizer.encode(answer + "<|im_end|>", add_special_tokens=False)
+    content = [{"token": f"token_id:{i}", "logprob": logprob, "bytes": None, "top_logprobs": []} for i in ids]
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "message": {"role": "assistant", "content": answer},
+        "logprobs": {"content": content},
+        "token_ids": ids,
+    }
+    return {"messages_and_choices": [*PROMPT, choice], "reward": reward}
+
+
+@pytest.fixture
+def model(api: TestClient) -> dict[str, Any]:
+    return api.post("/v1/preview/models", json=MODEL).json()
+
+
+def work_off(api: TestClient, *, jobs: int = 1) -> None:
+    """Let a worker take what waits."""
+    stop = threading.Event()
+    worker = threading.Thread(target=trainer.serve, kwargs={"name": "w", "stop": stop})
+    worker.start()
+    try:
+        for _ in range(600):
+            listed = api.get("/v1/preview/training-jobs").json()["data"]
+            if all(job["status"] in ("succeeded", "failed", "cancelled") for job in listed):
+                return
+            stop.wait(0.1)
+    finally:
+        stop.set()
+        worker.join()
+
+
+def events(api: TestClient, job_id: str) -> list[dict[str, Any]]:
+    return api.get(f"/v1/preview/training-jobs/{job_id}/events?limit=100").json()["data"]
+
+
+def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestClient, model: dict[str, Any]):
+    groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5), rollout("no", 0.75)]}]
+    body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": None}
+
+    job = api.post("/v1/preview/training-jobs", json=body).json()
+    work_off(api)
+
+    told = events(api, job["id"])
+    assert [e["type"] for e in told] == ["training_started", "gradient_step", "training_ended"]
+    assert told[0]["data"]["num_sequences"] == 1
+    assert all(isinstance(float(v), float) for v in told[1]["data"].values())
+    seen = api.get(f"/v1/preview/training-jobs/{job['id']}").json()
+    assert (seen["status"], seen["checkpoint_step"]) == ("succeeded", 1)
+    listed = api.get(f"/v1/preview/models/{model['id']}/checkpoints").json()["data"]
+    assert [(c["step"], c["aliases"]) for c in listed] == [(1, ["step1", "latest"])]
+
+
+def test_a_broken_line_fails_the_job_with_its_number_before_any_training(
+    api: TestClient, model: dict[str, Any]
+):
+    import httpx
+
+    good = json.dumps({"messages": [*PROMPT, {"role": "assistant", "content": "maybe"}]})
+    upload = api.post("/v1/preview/uploads").json()
+    httpx.put(upload["upload_url"], content="\n".join([good] * 36 + ['{"messages": [']).encode())
+    body = {"model_id": model["id"], "training_data_url": upload["url"]}
+
+    job = api.post("/v1/preview/sft-training-jobs", json=body).json()
+    work_off(api)
+
+    (told,) = events(api, job["id"])
+    assert told["type"] == "training_failed"
+    assert "Line 37" in told["data"]["error_message"]
+
+
+def test_equal_rewards_teach_nothing_and_the_job_says_so(api: TestClient, model: dict[str, Any]):
+    groups = [{"trajectories": [rollout("maybe", 0.1), rollout("yes", 0.1), rollout("no", 0.1)]}]
+
+    job = api.post(
+        "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups}
+    ).json()
+    work_off(api)
+
+    started, warning, ended = events(api, job["id"])
+    assert started["data"]["num_sequences"] == 0
+    assert "equal rewards" in warning["data"]["message"]
+    assert ended["data"]["step"] == 1
+
+
+def test_only_one_worker_can_claim_a_job(api: TestClient, model: dict[str, Any]):
+    groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5)]}]
+    job = api.post(
+        "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups}
+    ).json()
+    leases.claim(job["id"], worker="one")
+
+    with pytest.raises(leases.NotYet):
+        leases.claim(job["id"], worker="two")
