@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import boto3
@@ -19,22 +16,10 @@ from samtranslator.yaml_helper import yaml_parse
 from tuneyard import auth, blobs, bus, queues, table, teams, web
 from tuneyard.records import Identity, Role
 from tuneyard.settings import settings
+from tuneyard_host.local import doors
 
 ROOT = Path(__file__).parent.parent
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
-
-
-def door_modules() -> dict[str, ModuleType]:
-    """Every function's app.py, loaded by its path."""
-    found = {}
-    for path in sorted((ROOT / "functions").glob("*/app.py")):
-        spec = importlib.util.spec_from_file_location(f"functions.{path.parent.name}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        found[path.parent.name] = module
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +104,7 @@ def stranger(key: str) -> dict[str, str]:
 @pytest.fixture
 def api(key: str) -> Iterator[TestClient]:
     """Every route of every function behind one door, called with the key of team ``acme``."""
-    routers = [module.router for module in door_modules().values() if hasattr(module, "router")]
+    routers = [module.router for module in doors.modules().values() if hasattr(module, "router")]
     app = web.create_app("Tuneyard", *routers)
     with TestClient(app, headers={"Authorization": f"Bearer {key}"}, raise_server_exceptions=False) as client:
         yield client

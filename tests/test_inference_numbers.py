@@ -89,7 +89,7 @@ def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House
 
 
 def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, reference: Any) -> None:  # noqa: F811
-    text = "many words make a long prompt " * 12
+    text = "many words make a long prompt " * 16
     options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 8, "seed": 3}
 
     answer = house.ask(text, **options)

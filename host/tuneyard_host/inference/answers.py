@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from .choices import Choice, Piece
+from .choices import LOWEST, Choice, Piece
 from .prompts import Task
 from .texts import Vocabulary
 
@@ -96,11 +96,12 @@ class Answer:
 def _prompt_logprobs(choice: Choice, task: Task, vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
     """vLLM's list: for each prompt token but the first, itself and the likeliest ones, with rank and text."""
     told: list[dict[str, Any] | None] = [None]
-    for token, (own, best) in zip(task.prompt[1:].tolist(), choice.sequence.prompt_logprobs, strict=True):
-        ranked = {
-            str(t): {"logprob": logprob, "rank": rank, "decoded_token": vocabulary.name(t)}
-            for rank, (t, logprob) in enumerate(best, 1)
-        }
-        mine = {"logprob": own, "rank": None, "decoded_token": vocabulary.name(token)}
-        told.append({str(token): ranked.pop(str(token), mine), **ranked})
+    for token, (own, rank, best) in zip(task.prompt[1:].tolist(), choice.sequence.prompt_logprobs, strict=True):
+        ranked = [(token, own, rank), *((other, logprob, n) for n, (other, logprob) in enumerate(best, 1))]
+        told.append(
+            {
+                str(t): {"logprob": max(logprob, LOWEST), "rank": n, "decoded_token": vocabulary.name(t)}
+                for t, logprob, n in ranked
+            }
+        )
     return told

@@ -260,8 +260,10 @@ class Engine:
             return
         following = sequence.prompt[part.start + 1 : part.start + 1 + len(part.tokens)]
         logprobs = self.network.logits(hidden[: len(following)]).log_softmax(-1)
-        own = logprobs.gather(1, torch.from_numpy(following).long().to(hidden.device)[:, None])[:, 0].tolist()
-        sequence.prompt_logprobs.extend(zip(own, _alternatives(logprobs, count), strict=True))
+        own = logprobs.gather(1, torch.from_numpy(following).long().to(hidden.device)[:, None])
+        ranks = (logprobs > own).sum(-1) + 1
+        best = _alternatives(logprobs, count)
+        sequence.prompt_logprobs.extend(zip(own[:, 0].tolist(), ranks.tolist(), best, strict=True))
 
     def _tell(self, sequences: list[Sequence]) -> None:
         """Ring the bells of those who wait for news of these sequences: one call into each event loop."""

@@ -44,7 +44,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     alternatives: list[Alternatives] = field(default_factory=list)
-    prompt_logprobs: list[tuple[float, Alternatives]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[float, int, Alternatives]] = field(default_factory=list)
+    """For each prompt token but the first: its log-probability, its rank, and the likeliest ones."""
     finish: str | None = None
     error: ApiError | None = None
     cancelled: bool = False

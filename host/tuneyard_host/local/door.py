@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import socket
 import threading
@@ -18,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from tuneyard import web
-from tuneyard_host.local import sources
+from tuneyard_host.local import doors
 
 SWEEP_SECONDS = 2.0
 THREADS = 200
@@ -30,7 +29,7 @@ logger = logging.getLogger("tuneyard.door")
 def serve(listener: socket.socket, *, access_log: Path) -> None:
     """Serve every function's routes on this socket until SIGTERM."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
-    modules = {name: _load(name) for name in sources.function_names()}
+    modules = doors.modules()
     api = web.create_app("Tuneyard", *(m.router for m in modules.values() if hasattr(m, "router")))
     api.router.lifespan_context = _lifespan
     threading.Thread(target=_sweep, args=(modules["sweep"],), daemon=True, name="sweep").start()
@@ -40,15 +39,6 @@ def serve(listener: socket.socket, *, access_log: Path) -> None:
             timeout_graceful_shutdown=3, timeout_keep_alive=75,
         )  # fmt: skip
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _load(name: str) -> ModuleType:
-    """A function's module. The folders are no packages: each is a world of its own, as in Lambda."""
-    spec = importlib.util.spec_from_file_location(f"tuneyard_function_{name}", sources.root() / "functions" / name / "app.py")
-    assert spec is not None and spec.loader is not None  # noqa: S101 - a file location always has both
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """The live adapter on a loaded base model, its optimizer, and both as files.
 
-All of an adapter's matrices are views of one flat fp32 vector, as are their gradients and the optimizer's moments: a step is
-a handful of vector operations, and swapping one adapter for another is a copy.
+All of an adapter's matrices are views of one flat fp32 vector, as are their gradients and the optimizer's
+moments: a step is a handful of vector operations, and swapping one adapter for another is a copy.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Learner:
         norm = float(self._gradient.norm())
         if not math.isfinite(norm):
             raise TrainingError(
-                "The gradient is not a finite number: training diverged. Lower the learning rate, or start again from an "
-                "earlier checkpoint."
+                "The gradient is not a finite number: training diverged. Lower the learning rate, or start again "
+                "from an earlier checkpoint."
             )
         self._gradient.mul_(min(1.0, clip / (norm + 1e-6)))
         self._taken += 1
@@ -117,9 +117,10 @@ class Learner:
         for name, view in self._views(flat):
             value = tensors.get(prefix + name)
             if value is None or value.shape != view.shape:
+                why = "missing" if value is None else "of another shape"
                 raise TrainingError(
                     f"The checkpoint does not fit the model's LoRA settings (rank {self.lora.rank} on "
-                    f"{', '.join(self.lora.target_modules)}): {name} is {'missing' if value is None else 'of another shape'}."
+                    f"{', '.join(self.lora.target_modules)}): {name} is {why}."
                 )
             view.copy_(value)
 

@@ -1,7 +1,9 @@
-"""Attention over a packed row, ours and not the library's, because packed documents must never see each other.
+"""Attention over a packed row, ours and not the library's, because packed documents must never see each
+other.
 
-A row is a forest of conversations in depth-first order. A run is a stretch of tokens without a branch; its tokens see
-themselves, the runs above them, and nothing else. Each run is one call of scaled-dot-product attention.
+A row is a forest of conversations in depth-first order. A run is a stretch of tokens without a branch; its
+tokens see themselves, the runs above them, and nothing else. Each run is one call of scaled-dot-product
+attention.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Forest:
 
 
 def packed(
-    module: Any,
+    _: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -57,7 +59,6 @@ def packed(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The attention of one layer over one row: (1, heads, T, size) in, (1, T, heads, size) out."""
-    del mask
     window = options.get("sliding_window")
     if window is not None and forest.span > window:
         raise TrainingError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from tuneyard_host.training.packing import Row
 class _TokenLogprobs(torch.autograd.Function):
     """log softmax(h W^T)[target] for M targets over U <= M hidden states, a few hidden states at a time.
 
-    The projection W is frozen, so d log p(v) / dh = W_v - softmax(h W^T) W is known as soon as the probabilities are: the
-    forward pass keeps this (U, H) product and the backward pass touches the vocabulary no more.
+    The projection W is frozen, so d log p(v) / dh = W_v - softmax(h W^T) W is known as soon as the
+    probabilities are: the forward pass keeps this (U, H) product and the backward pass touches the
+    vocabulary no more.
     """
 
     @staticmethod
@@ -55,16 +57,20 @@ class _TokenLogprobs(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
+_token_logprobs: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # type: ignore[assignment]
+
+
 def of_tokens(
     hidden: Tensor, weight: Tensor, predictors: Tensor, targets: Tensor, *, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """log p (M,) of each target, and the entropy (M,) of the distribution it was drawn from.
 
     ``hidden`` is (T, H), ``weight`` (V, H); target m is predicted from ``hidden[predictors[m]]``, and
-    ``predictors`` ascend. Hidden states that predict nothing never meet the vocabulary; several targets of one state (branches of a conversation) share its distribution.
+    ``predictors`` ascend. Hidden states that predict nothing never meet the vocabulary; several targets of
+    one state (branches of a conversation) share its distribution.
     """
     used, inverse = predictors.unique_consecutive(return_inverse=True)
-    logprobs, entropies = _TokenLogprobs.apply(hidden[used], weight, inverse, targets, chunk)
+    logprobs, entropies = _token_logprobs(hidden[used], weight, inverse, targets, chunk)
     return logprobs, entropies[inverse]
 
 

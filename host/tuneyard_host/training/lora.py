@@ -1,15 +1,17 @@
-"""Low-rank updates on a frozen model: y = x W^T + b + s (x A^T) B^T, switched on and off without touching the model.
+"""Low-rank updates on a frozen model: y = x W^T + b + s (x A^T) B^T, switched on and off without touching
+the model.
 
-The linear layers of a loaded base are taught once to look for an adapter; with none active they compute what they always did.
+The linear layers of a loaded base are taught once to look for an adapter; with none active they compute
+what they always did.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +33,12 @@ class AdaptedLinear(nn.Linear):
         if self.update is None:
             return F.linear(input, self.weight, self.bias)
         a, b, scale = self.update
-        if self.dropout is not None:
-            rate, generator = self.dropout
-            keep = torch.rand(input.shape, generator=generator).to(input.device) >= rate
-            dropped = input * keep.to(input.dtype) / (1 - rate)
-            return F.linear(input, self.weight, self.bias) + _LowRank.apply(dropped, None, None, a, b, scale)
-        return _LowRank.apply(input, self.weight, self.bias, a, b, scale)
+        if self.dropout is None:
+            return _low_rank(input, self.weight, self.bias, a, b, scale)
+        rate, generator = self.dropout
+        keep = torch.rand(input.shape, generator=generator).to(input.device) >= rate
+        dropped = input * keep.to(input.dtype) / (1 - rate)
+        return F.linear(input, self.weight, self.bias) + _low_rank(dropped, None, None, a, b, scale)
 
 
 class _LowRank(torch.autograd.Function):
@@ -48,10 +50,8 @@ class _LowRank(torch.autograd.Function):
     ) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         low = (flat @ a.to(x.dtype).T).mul_(scale)
-        if weight is None:
-            y = low @ b.to(x.dtype).T
-        else:
-            y = F.linear(flat, weight, bias).addmm_(low, b.to(x.dtype).T)
+        up = b.to(x.dtype).T
+        y = low @ up if weight is None else F.linear(flat, weight, bias).addmm_(low, up)
         ctx.save_for_backward(flat, low, a, b, *([] if weight is None else [weight]))
         ctx.scale = scale
         return y.view(*x.shape[:-1], y.shape[-1])
@@ -71,6 +71,9 @@ class _LowRank(torch.autograd.Function):
             )
             to_x = to_x.view(*grad.shape[:-1], x.shape[-1])
         return to_x, None, None, (through.T @ x).to(a.dtype), (flat.T @ low).to(b.dtype), None
+
+
+_low_rank: Callable[..., Tensor] = _LowRank.apply  # type: ignore[assignment]
 
 
 @dataclass
@@ -112,12 +115,12 @@ def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
         )
     for layer in chosen.values():
         if type(layer) is nn.Linear:
-            layer.__class__ = AdaptedLinear
-        elif not isinstance(layer, AdaptedLinear):
+            layer.__class__ = AdaptedLinear  # the module stays itself: its name, its place and its weights
+        elif type(layer) is not AdaptedLinear:
             raise TrainingError(
                 f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model."
             )
-    return chosen
+    return cast(dict[str, AdaptedLinear], chosen)
 
 
 def fresh(layers: Mapping[str, AdaptedLinear], lora: LoraSettings) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,7 +1,8 @@
 """The objectives, as pure functions over the trained tokens of one row.
 
-Every tensor is (M,): one entry for each token that a history trains on, in any order. The formulas, and the order of the
-numbered steps, are those of docs/training.md; the open reference (openpipe-art, ``art/loss.py``) differs where noted there.
+Every tensor is (M,): one entry for each token that a history trains on, in any order. The formulas, and the
+order of the numbered steps, are those of docs/training.md; the open reference (openpipe-art,
+``art/loss.py``) differs where noted there.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""From histories to rows: conversations that begin alike are computed once, and no row is longer than it may be.
+"""From histories to rows: conversations that begin alike are computed once, and no row is longer than it
+may be.
 
-Sorted by their tokens, conversations that share a beginning are neighbours, and the tokens that each adds to the one before
-it are exactly the nodes of their prefix tree in depth-first order. So a row is a slice of the sorted list.
+Sorted by their tokens, conversations that share a beginning are neighbours, and the tokens that each adds
+to the one before it are exactly the nodes of their prefix tree in depth-first order. So a row is a slice of
+the sorted list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,7 +83,8 @@ def pack(histories: Sequence[History], *, length: int) -> list[Row]:
 
 
 def row_length(histories: Sequence[History]) -> int:
-    """The row length of a job that does not set one: longer than the least only where that saves a tenth of the work.
+    """The row length of a job that does not set one: longer than the least only where that saves a tenth of
+    the work.
 
     It depends on nothing but the histories, so a job has as many steps wherever it runs.
     """
@@ -108,10 +112,10 @@ def _in_order(histories: Sequence[History]) -> tuple[list[History], list[int], l
 def shared_beginnings(ordered: Sequence[list[int]]) -> list[int]:
     """How many tokens each of the sorted conversations takes over from the one before it; 0 for the first.
 
-    Any number up to the common beginning is right; these are chosen so that no two branching points of one conversation
-    are closer than ``SHORTEST_SHARED``.
+    Any number up to the common beginning is right; these are chosen so that no two branching points of one
+    conversation are closer than ``SHORTEST_SHARED``.
     """
-    common = [0, *(_common(a, b) for a, b in zip(ordered, ordered[1:], strict=False))]
+    common = [0, *(_common(a, b) for a, b in pairwise(ordered))]
     chosen = [0] * len(common)
     pending = [(1, len(common), 0)]
     while pending:
@@ -131,7 +135,8 @@ def shared_beginnings(ordered: Sequence[list[int]]) -> list[int]:
 def cuts(costs: Sequence[int], shared: Sequence[int], *, length: int) -> list[tuple[int, int]]:
     """The slices of the sorted conversations that make rows, each of at most ``length`` tokens.
 
-    Least tokens computed twice, then fewest rows, then rows of equal size: the shortest path over the places to cut.
+    Least tokens computed twice, then fewest rows, then rows of equal size: the shortest path over the
+    places to cut.
     """
     best: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)]
     for last in range(1, len(costs) + 1):

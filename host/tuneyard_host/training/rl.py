@@ -1,8 +1,9 @@
 """Reinforcement learning: trajectory groups in, one gradient step for each packed row out.
 
-Group-relative advantages, a clipped importance ratio (CISPO, or PPO), every trajectory counting the same; docs/training.md has
-the formulas. It differs from the open reference in that conversations share every beginning they have in common, that
-the row order comes from the job's own seed, and in the defects named in that page.
+Group-relative advantages, a clipped importance ratio (CISPO, or PPO), every trajectory counting the same;
+docs/training.md has the formulas. It differs from the open reference in that conversations share every
+beginning they have in common, that the row order comes from the job's own seed, and in the defects named in
+that page.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tuneyard_host.bases import Base
 from tuneyard_host.training import batches, losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
 from tuneyard_host.training.logprobs import of_row
-from tuneyard_host.training.packing import Row, pack, row_length
+from tuneyard_host.training.packing import pack, row_length
 from tuneyard_host.training.plans import Plan
 
 WEIGHT_DECAY, CLIP = 0.1, 0.1
@@ -62,8 +63,9 @@ def steps(
 ) -> Iterator[dict[str, float]]:
     """Take the plan's gradient steps from number ``start`` on, and tell of each.
 
-    ``reference`` is the adapter of the KL penalty, None for the base model itself. ``before`` is the adapter that the job
-    started from: a job with precalculate_logprobs that goes on in the middle re-scores with it.
+    ``reference`` is the adapter of the KL penalty, None for the base model itself. ``before`` is the
+    adapter that the job started from: a job with precalculate_logprobs that goes on in the middle re-scores
+    with it.
     """
     base = learner.base
     reference_adapter = (
@@ -117,8 +119,8 @@ def refuse_infinite(loss: Tensor) -> None:
     """Fail before the optimizer sees a loss that is not a number."""
     if not math.isfinite(float(loss.detach())):
         raise TrainingError(
-            "The loss is not a finite number: training diverged, or the rollouts' logprobs are not this model's. Lower the "
-            "learning rate, or start again from an earlier checkpoint."
+            "The loss is not a finite number: training diverged, or the rollouts' logprobs are not this model's. "
+            "Lower the learning rate, or start again from an earlier checkpoint."
         )
 
 

@@ -1,6 +1,7 @@
 """Supervised fine-tuning: conversations in, one gradient step for each batch of consecutive ones out.
 
-The loss is the mean of -log p over a batch's trained tokens: each assistant turn with its end, and nothing else.
+The loss is the mean of -log p over a batch's trained tokens: each assistant turn with its end, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def plan(
 def steps(
     plan: Plan, learner: Learner, config: SFTConfig, learning_rate: float | None = None, *, start: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Take one gradient step for each batch from number ``start`` on; a batch with nothing to train on changes nothing.
+    """Take one gradient step for each batch from number ``start`` on; a batch with nothing to train on
+    changes nothing.
 
     ``learning_rate`` is the base model's own, for a job that sets none.
     """

@@ -60,8 +60,9 @@ class Template:
                 thinking: bool) -> str:  # fmt: skip
         """The template's text from the last word of turn ``after`` to the first of the answer at ``upto``.
 
-        A stand-in takes the place of the turn, so that nothing the template does to its words matters. A template that
-        insists on the turn's tool calls gets the turn itself, and must then only ever add to what it wrote before.
+        A stand-in takes the place of the turn, so that nothing the template does to its words matters. A
+        template that insists on the turn's tool calls gets the turn itself, and must then only ever add to
+        what it wrote before.
         """
         stand_in = [
             *messages[:after],
@@ -95,7 +96,7 @@ class Template:
     def span(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, at: int, text: str
     ) -> tuple[int, int]:
-        """From where to where in ``text``, the whole conversation, the assistant's turn ``at`` stands, its end included."""
+        """Where in ``text``, the whole conversation, the assistant's turn ``at`` stands, its end included."""
         start = self.render(messages[:at], tools, prompt=True)
         done = self.render(messages[: at + 1], tools)
         if text.startswith(done) and done.startswith(start):
@@ -118,7 +119,7 @@ class Template:
         return ids if place is None else ids[place + 1 :]
 
     def _end_tokens(self) -> frozenset[int]:
-        """The tokens that end a turn: the model's end-of-sequence tokens, and the special one that the template writes."""
+        """What ends a turn: the model's end-of-sequence tokens, and the special one that the template writes."""
         ends: set[int] = set()
         for source in (
             self.tokenizer,
@@ -151,12 +152,14 @@ def template_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get(part.get("type", "")), str) for part in content
-    ):
-        if all(part["type"] in ("text", "refusal") for part in content):
-            return "".join(part[part["type"]] for part in content)
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        return "".join(part[part["type"]] for part in content)
     raise TrainingError("a message's content must be text; images and audio cannot be trained on")
+
+
+def _is_text(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind in ("text", "refusal") and isinstance(part.get(kind), str)
 
 
 def _call(call: Any) -> Any:

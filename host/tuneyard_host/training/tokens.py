@@ -1,7 +1,8 @@
 """One conversation as tokens: which of them the model generated, and how likely it found them.
 
-Generated tokens are taken as the rollout recorded them. Writing them out as text and tokenising that again would train on
-tokens that the model never produced, and would lose tool calls; so the template writes only what stands between them.
+Generated tokens are taken as the rollout recorded them. Writing them out as text and tokenising that again
+would train on tokens that the model never produced, and would lose tool calls; so the template writes only
+what stands between them.
 """
 
 from __future__ import annotations
@@ -104,11 +105,12 @@ def choice_tokens(choice: dict[str, Any], template: Template, *, at: int) -> tup
             f"the choice at position {at} has tokens outside the vocabulary of {template.base.spec.id} ({size}): "
             "was it sampled from another base model?"
         )
-    if len(logprobs) == len(ids) - 1 and ids[-1] in template.ends or not logprobs:
+    if not logprobs or (len(logprobs) == len(ids) - 1 and ids[-1] in template.ends):
         logprobs += [UNKNOWN] * (len(ids) - len(logprobs))
     if len(logprobs) != len(ids):
         raise TrainingError(
-            f"the choice at position {at} has {len(ids)} token_ids and {len(logprobs)} logprobs: they must be of one rollout"
+            f"the choice at position {at} has {len(ids)} token_ids and {len(logprobs)} logprobs: "
+            "they must be of one rollout"
         )
     return ids, logprobs
 
@@ -180,7 +182,7 @@ def tokenize_example(
     *,
     last_only: bool = False,
 ) -> History:
-    """A whole conversation as its template writes it; trained is what stands after an assistant's header, end included."""
+    """A whole conversation as its template writes it; what follows an assistant's header trains, end included."""
     text = template.render(messages, tools)
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     spans = [template.span(messages, tools, at, text) for at in (turns[-1:] if last_only else turns)]

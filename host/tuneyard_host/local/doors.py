@@ -1,0 +1,25 @@
+"""The functions' modules. Their folders are no packages: each is a world of its own, as in Lambda."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+
+from tuneyard_host.local import sources
+
+
+def modules() -> dict[str, ModuleType]:
+    """Every function's ``app.py`` by the name of its folder."""
+    return {name: _load(name) for name in sources.function_names()}
+
+
+def _load(name: str) -> ModuleType:
+    place = f"tuneyard_function_{name}"
+    if place not in sys.modules:
+        spec = importlib.util.spec_from_file_location(place, sources.root() / "functions" / name / "app.py")
+        assert spec is not None and spec.loader is not None  # noqa: S101 - a file location always has both
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[place] = module  # pydantic looks the names in annotations up here
+        spec.loader.exec_module(module)
+    return sys.modules[place]
