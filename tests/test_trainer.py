@@ -78,11 +78,11 @@ def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestCl
 def test_a_broken_line_fails_the_job_with_its_number_before_any_training(
     api: TestClient, model: dict[str, Any]
 ):
-    import httpx
+    import requests
 
     good = json.dumps({"messages": [*PROMPT, {"role": "assistant", "content": "maybe"}]})
     upload = api.post("/v1/preview/uploads").json()
-    httpx.put(upload["upload_url"], content="\n".join([good] * 36 + ['{"messages": [']).encode())
+    requests.put(upload["upload_url"], data="\n".join([good] * 36 + ['{"messages": [']).encode(), timeout=5)
     body = {"model_id": model["id"], "training_data_url": upload["url"]}
 
     job = api.post("/v1/preview/sft-training-jobs", json=body).json()

@@ -17,6 +17,7 @@ from tuneyard.completions import ChatRequest, Message
 from tuneyard.errors import ContextLengthExceeded, Invalid
 from tuneyard_host.bases import Base
 
+from .grammars import Grammars
 from .sampling import Sampling, key
 from .texts import Vocabulary
 
@@ -39,7 +40,6 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "mm_processor_kwargs": bool,
     "modalities": lambda value: value != ["text"],
     "reasoning_effort": bool,
-    "structured_outputs": bool,
     "truncate_prompt_tokens": bool,
     "use_beam_search": bool,
     "verbosity": lambda value: value != "medium",
@@ -65,7 +65,7 @@ class Task:
         return default if value is None else value
 
 
-def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int]) -> Task:
+def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int], grammars: Grammars) -> Task:
     """Check the options, render and tokenise the messages, and settle how each choice is sampled."""
     _refuse_unknown(chat)
     tools = _tools(chat)
@@ -74,6 +74,7 @@ def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[
     extra = chat.model_extra or {}
     stop_tokens = frozenset(_tokens("stop_token_ids", chat.stop_token_ids, vocabulary))
     allowed = extra.get("allowed_token_ids")
+    grammar = grammars.of(chat)
     samplings = [
         Sampling(
             most=most,
@@ -89,6 +90,7 @@ def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[
             repetition=chat.repetition_penalty,
             bias=dict(zip(_tokens("logit_bias", list(chat.logit_bias), vocabulary), chat.logit_bias.values(), strict=True)),
             allowed=None if allowed is None else _tokens("allowed_token_ids", allowed, vocabulary),
+            grammar=grammar.copy() if grammar is not None else None,
             logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
             prompt_logprobs=chat.prompt_logprobs,
         )
@@ -103,11 +105,6 @@ def _refuse_unknown(chat: ChatRequest) -> None:
         value = (chat.model_extra or {}).get(name)
         if value is not None and asks(value):
             raise Invalid(f"The option {name!r} is not supported by this inference engine.", param=name)
-    kind = (chat.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise Invalid(f"response_format of type {kind!r} is not supported; only 'text' is.", param="response_format")
-    if chat.tool_choice not in (None, "auto", "none"):
-        raise Invalid(f"tool_choice {chat.tool_choice!r} is not supported; 'auto' and 'none' are.", param="tool_choice")
     if chat.prompt_logprobs is not None and chat.stream:
         raise Invalid("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
     if chat.top_logprobs and not chat.logprobs:

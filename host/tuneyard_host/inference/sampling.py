@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .grammars import Grammar
+
 KNOBS = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"), ("key", "u8"), ("drawn", "u8")])
 """One row's settings; ``drawn`` counts the tokens it has."""
 
@@ -38,6 +40,7 @@ class Sampling:
     repetition: float = 1.0
     bias: dict[int, float] = field(default_factory=dict)
     allowed: list[int] | None = None
+    grammar: Grammar | None = None
     logprobs: int | None = None
     """None for none, else how many alternatives to report with each token."""
     prompt_logprobs: int | None = None
@@ -53,7 +56,8 @@ class Sampling:
     def shaped(self) -> bool:
         """Whether its logits are changed before drawing."""
         penalised = self.presence != 0 or self.frequency != 0 or self.repetition != 1
-        return bool(penalised or self.bias or self.least or self.allowed is not None)
+        limited = self.allowed is not None or self.grammar is not None
+        return bool(penalised or limited or self.bias or self.least)
 
 
 def key(seed: int | None, choice: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tuneyard.errors import ApiError
+from tuneyard.errors import ApiError, Invalid
 
 from .lora import Adapter
 from .sampling import Sampling
@@ -72,7 +72,14 @@ class Sequence:
         if alternatives is not None:
             self.alternatives.append(alternatives)
         self.tokens.append(token)
-        if self.sampling.ends_at(token, len(self.tokens)):
+        grammar = self.sampling.grammar
+        if grammar is not None:
+            grammar.advance(token)
+            if grammar.error:
+                self.error = Invalid(f"The answer cannot be given the form that was asked for: {grammar.error}")
+        if self.sampling.ends_at(token, len(self.tokens)) or (
+            grammar is not None and grammar.complete and not self.sampling.ends
+        ):
             self.finish = "stop"
         elif len(self.tokens) >= self.sampling.most:
             self.finish = "length"
@@ -97,8 +104,11 @@ class Sequence:
             allowed = torch.full_like(logits, -torch.inf)
             allowed[wants.allowed] = 0
             logits = logits + allowed
+        if wants.grammar is not None:
+            logits = wants.grammar.mask(logits)
         if len(self.tokens) < wants.least and wants.ends:
-            logits[list(wants.ends)] = -torch.inf
+            longer = logits.index_fill(0, torch.tensor(list(wants.ends), device=logits.device), -torch.inf)
+            logits = longer if longer.isfinite().any() else logits  # a form that is complete ends all the same
         return logits
 
 

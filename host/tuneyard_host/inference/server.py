@@ -14,6 +14,7 @@ from .adapters import Adapters
 from .answers import Answer
 from .choices import Choice, Piece
 from .engine import Engine, Limits
+from .grammars import Grammars
 from .prompts import Task, plan
 from .sequences import Bell, Sequence
 from .texts import Vocabulary
@@ -28,10 +29,11 @@ class Server:
         self.engine = Engine(self.base, limits)
         self.adapters = Adapters(self.base.model, read_blob)
         self.ends = _ends(self.base)
+        self.grammars = Grammars(self.base, self.ends)
 
     async def begin(self, request: EngineRequest) -> Work:
         """Check the request, have its adapter in memory, and queue its choices."""
-        task = await asyncio.to_thread(plan, request.chat, self.base, self.vocabulary, self.ends)
+        task = await asyncio.to_thread(plan, request.chat, self.base, self.vocabulary, self.ends, self.grammars)
         adapter = None if request.adapter is None else await self.adapters.get(request.adapter)
         bell = Bell(asyncio.get_running_loop(), asyncio.Event())
         sequences = [

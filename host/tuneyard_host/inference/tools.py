@@ -7,9 +7,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from .texts import overlap
+from .texts import CLOSE, OPEN, overlap
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+__all__ = ["CLOSE", "OPEN", "CallReader", "Part"]
 
 
 @dataclass

@@ -26,7 +26,7 @@ def settings(outputs: dict[str, str], parameters: dict[str, str]) -> dict[str, s
 
 def clean() -> dict[str, str]:
     """This process's environment without what would lead a child to somebody's real AWS account."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {"PYTHONUNBUFFERED": "1"}
 
 
 def enter(values: dict[str, str]) -> None:

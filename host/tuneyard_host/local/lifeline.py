@@ -1,31 +1,53 @@
-"""The start of every child: it ends itself, and all that it started, when the process that started it is gone.
+"""The start of every child: it gets its settings from its parent, and ends with it.
 
-A child's standard input is a pipe whose other end only its parent holds. However the parent ends, by kill -9 too, the
-kernel closes that end, and the child reads the end of the file: nothing has to be running for that, and it works
-on every system that has pipes.
+A child's standard input is a pipe whose other end only its parent holds. First comes a line with the child's settings,
+which need not be known when the child is started: until they come it loads what takes long. Then nothing comes, until
+the parent is gone: however it ends, by kill -9 too, the kernel closes the pipe, and the child ends itself and all
+that it started. Nothing has to be running for that, and it works on every system that has pipes.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from typing import BinaryIO
 
 SECONDS_TO_END = 10
 _parent_gone = threading.Event()
 
 
-def hold() -> None:
-    """End this process and its process group soon after its parent is gone."""
-    threading.Thread(target=_wait_for_the_end, args=(os.dup(0),), daemon=True, name="lifeline").start()
+def settings_line(settings: dict[str, str]) -> bytes:
+    """What the parent writes first."""
+    return json.dumps(settings).encode() + b"\n"
+
+
+def main() -> None:
+    """Run ``[--preload MODULE,...] COMMAND ...``, a ``tuneyard`` command, as a child that does not outlive its parent."""
+    arguments = sys.argv[1:]
+    pipe = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if arguments[0] == "--preload":
+        for module in arguments[1].split(","):
+            importlib.import_module(module)
+        arguments = arguments[2:]
+    os.environ |= json.loads(pipe.readline() or sys.exit(1))
+    threading.Thread(target=_wait_for_the_end, args=(pipe,), daemon=True, name="lifeline").start()
+    from tuneyard_host.cli import app
+
+    try:
+        app(arguments, prog_name="tuneyard")
+    finally:
+        if _parent_gone.is_set():
+            _end_group()
 
 
-def _wait_for_the_end(pipe: int) -> None:
-    while os.read(pipe, 1):
-        pass
+def _wait_for_the_end(pipe: BinaryIO) -> None:
+    pipe.read()
     _parent_gone.set()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SECONDS_TO_END)
@@ -36,18 +58,6 @@ def _end_group() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
-
-
-def main() -> None:
-    """Run a ``tuneyard`` command as a child that does not outlive its parent."""
-    hold()
-    from tuneyard_host.cli import app
-
-    try:
-        app(sys.argv[1:], prog_name="tuneyard")
-    finally:
-        if _parent_gone.is_set():
-            _end_group()
 
 
 if __name__ == "__main__":

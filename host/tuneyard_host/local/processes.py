@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tuneyard_host.local import environment, lifeline
+
 Say = Callable[[str], None]
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
 SECONDS_OF_HEALTH = 30.0
@@ -20,13 +22,15 @@ SECONDS_TO_STOP = 8.0
 
 @dataclass
 class Child:
-    """A ``tuneyard`` command in a process group of its own, with its log."""
+    """A ``tuneyard`` command in a process group of its own, with its log; see lifeline.py for how it starts and ends."""
 
     name: str
     arguments: Sequence[str]
-    environment: dict[str, str]
     log: Path
-    sockets: Sequence[int] = ()
+    settings: dict[str, str] | None = None
+    """Environment variables of its own; while they are None it loads ``preload`` and waits."""
+    preload: str = ""
+    socket: int | None = None
     deaths: int = 0
     """Ends that followed each other quickly."""
     started: float = 0.0
@@ -34,14 +38,25 @@ class Child:
     popen: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Start it; its standard input is its lifeline."""
+        """Start it."""
+        preload = ["--preload", self.preload] if self.preload else []
+        sockets = [] if self.socket is None else [self.socket]
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter and command
-                [sys.executable, "-m", "tuneyard_host.local.lifeline", *self.arguments],
-                env=self.environment, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=self.sockets,
-                start_new_session=True,
+                [sys.executable, "-m", lifeline.__name__, *preload, *self.arguments, *(f"--fd={fd}" for fd in sockets)],
+                env=environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=sockets, start_new_session=True,
             )  # fmt: skip
         self.started = time.monotonic()
+        if self.settings is not None:
+            self.go(self.settings)
+
+    def go(self, settings: dict[str, str]) -> None:
+        """Hand it its settings."""
+        self.settings = settings
+        assert self.popen is not None and self.popen.stdin is not None  # noqa: S101 - for the type checker
+        with contextlib.suppress(BrokenPipeError):  # it is dead already, which look() will find
+            self.popen.stdin.write(lifeline.settings_line(settings))
+            self.popen.stdin.flush()
 
     @property
     def alive(self) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -51,8 +52,8 @@ class Stopped(Exception):
 def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> None:
     """Run everything until SIGTERM or Ctrl-C; ``announce`` is called once, when all of it is ready to serve.
 
-    The emulator comes first, then the template on it. The door and the workers, which take seconds to load, start as
-    soon as their settings are known, and the key is made meanwhile. LocalError says why it cannot run.
+    All processes start at once, because torch takes seconds to load; the workers and the door get their settings when
+    the template is deployed on the emulator, and the key is made meanwhile. LocalError says why it cannot run.
     """
     with ExitStack() as cleanup:
         cleanup.enter_context(_until_told_to_stop())
@@ -62,10 +63,10 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
         cleanup.callback(supervisor.stop)
         began = time.time()
         stack = _Stack(folder, supervisor, cleanup)
-        stack.start_emulator()
+        stack.start(door)
         stack.deploy(options)
-        base_url = stack.start_workers(door)
         key = stack.first_key(options)
+        base_url = ports.address(door)
         readiness.wait(base_url, supervisor, worker=WORKER, since=began)
         announce(Running(base_url, f"{base_url}/v1", key, options.team, os.getpid()))
         while True:
@@ -88,17 +89,21 @@ class _Stack:
         self.endpoint = ports.address(self.emulator)
         self.settings: dict[str, str] = {}
 
-    def start_emulator(self) -> None:
-        """Start the emulated AWS and wait until it answers; its state is that of its last snapshot."""
-        surroundings = environment.aws(self.endpoint) | emulator.environment(self.folder, port=ports.number(self.emulator))
-        self._start("emulator", ["--folder", str(self.folder.aws)], surroundings, self.emulator)
-        readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
+    def start(self, door: socket.socket) -> None:
+        """Start everything; the emulator has what it needs, with the state of its last snapshot."""
+        own = environment.aws(self.endpoint) | emulator.environment(self.folder, port=ports.number(self.emulator))
+        self._add("emulator", "--folder", self.folder.aws, listener=self.emulator, settings=own)
+        lock = self.folder.path / "trainer.lock"
+        self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers")
+        self._add("inference", listener=self.inference, preload="torch,transformers")
+        self._add("door", "--access-log", self.folder.logs / "access.log", listener=door)
 
     def deploy(self, options: Options) -> None:
         """Deploy the template; the settings of its functions are those of our own processes too."""
         environment.enter(environment.aws(self.endpoint))
         from tuneyard_host.local.deploy import deploy
 
+        readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS), "ScaleToZero": "false",
@@ -106,14 +111,9 @@ class _Stack:
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)
         self.settings = environment.settings(outputs, parameters) | environment.aws(self.endpoint)
         write_private(self.folder.environment, json.dumps(self.settings))
-
-    def start_workers(self, door: Any) -> str:
-        """Start what takes seconds to load, and the door; the door's address."""
-        own = self.settings | {"TUNEYARD_MAX_BODY_BYTES": str(DOOR_BODY_BYTES)}
-        self._start("trainer", ["--name", WORKER, "--lock", str(self.folder.path / "trainer.lock")], self.settings)
-        self._start("inference", [], self.settings, self.inference)
-        self._start("door", ["--access-log", str(self.folder.logs / "access.log")], own, door)
-        return ports.address(door)
+        for child in self.supervisor.children[1:]:
+            own = {"TUNEYARD_MAX_BODY_BYTES": str(DOOR_BODY_BYTES)} if child.name == "door" else {}
+            child.go(self.settings | own)
 
     def first_key(self, options: Options) -> str:
         """The administrator's key, and a snapshot that holds it before anybody is told of it."""
@@ -124,11 +124,16 @@ class _Stack:
         readiness.save(self.endpoint)
         return key
 
-    def _start(self, name: str, arguments: list[str], own: dict[str, str], listener: Any = None) -> None:
-        sockets = [] if listener is None else [listener.fileno()]
-        command = [name, *arguments, *(("--fd", str(sockets[0])) if sockets else ())]
-        surroundings = environment.clean() | own | {"PYTHONUNBUFFERED": "1"}
-        self.supervisor.add(Child(name, command, surroundings, self.folder.logs / f"{name}.log", sockets))
+    def _add(
+        self, name: str, *arguments: object, listener: socket.socket | None = None, preload: str = "",
+        settings: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.supervisor.add(
+            Child(
+                name, [name, *map(str, arguments)], self.folder.logs / f"{name}.log", settings=settings, preload=preload,
+                socket=None if listener is None else listener.fileno(),
+            )  # fmt: skip
+        )
 
 
 @contextmanager

@@ -182,7 +182,7 @@ def read_adapter(base: Base, files: Mapping[str, bytes]) -> Adapter:
 
 def device_of(base: Base) -> torch.device:
     """Where the base model computes."""
-    return base.model.get_input_embeddings().weight.device
+    return torch.device(base.model.get_input_embeddings().weight.device)
 
 
 def dropout_of(lora: LoraSettings, *, seed: int, step: int) -> tuple[float, torch.Generator] | None:

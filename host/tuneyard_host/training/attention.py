@@ -49,11 +49,11 @@ class Forest:
 
 
 def packed(
-    _: Any,
+    _module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    _mask: Tensor | None,
     *,
     forest: Forest,
     **options: Any,
@@ -62,8 +62,8 @@ def packed(
     window = options.get("sliding_window")
     if window is not None and forest.span > window:
         raise TrainingError(
-            f"This base model attends over a sliding window of {window} tokens, and a conversation has {forest.span}: "
-            "train on shorter ones."
+            f"This base model attends over a sliding window of {window} tokens, and a conversation has "
+            f"{forest.span}: train on shorter ones."
         )
     repeats = query.shape[1] // key.shape[1]
     queries = query.split(forest.lengths, dim=2)

@@ -43,7 +43,7 @@ def of_groups(
             [trajectory.reward for trajectory in group.trajectories], scale=config.scale_rewards
         )
         for index, trajectory in enumerate(group.trajectories):
-            row = {"group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
+            row: dict[str, Any] = {"group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
                    "trained_tokens": 0, "histories": 0, "dropped": None, "dropped_histories": {}}  # fmt: skip
             ledger.append(row)
             if shares is None:

@@ -57,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return gradient, None, None, None, None
 
 
-_token_logprobs: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply  # type: ignore[assignment]
+_token_logprobs: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply
 
 
 def of_tokens(

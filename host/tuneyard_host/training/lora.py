@@ -73,7 +73,7 @@ class _LowRank(torch.autograd.Function):
         return to_x, None, None, (through.T @ x).to(a.dtype), (flat.T @ low).to(b.dtype), None
 
 
-_low_rank: Callable[..., Tensor] = _LowRank.apply  # type: ignore[assignment]
+_low_rank: Callable[..., Tensor] = _LowRank.apply
 
 
 @dataclass

@@ -8,6 +8,7 @@ order of the numbered steps, are those of docs/training.md; the open reference (
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -38,10 +39,7 @@ def policy_loss(new: Tensor, terms: Terms, config: RLConfig) -> tuple[Tensor, di
 
     ``new`` is log p_theta (M,), the only tensor that carries a gradient.
     """
-    low, high = (
-        1 - config.epsilon,
-        1 + (config.epsilon if config.epsilon_high is None else config.epsilon_high),
-    )
+    low, high = 1 - cast(float, config.epsilon), 1 + cast(float, config.epsilon_high)  # settled by RLConfig
     old = torch.where(terms.old.isnan(), new.detach(), terms.old)
     difference = new - old
     ratio = importance_ratio(difference, terms, level=config.importance_sampling_level)
