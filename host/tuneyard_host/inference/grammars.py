@@ -19,7 +19,7 @@ from tuneyard.completions import ChatRequest
 from tuneyard.errors import Invalid
 from tuneyard_host.bases import Base
 
-from .tools import CLOSE, OPEN
+from .texts import CLOSE, OPEN, Vocabulary
 
 PLAIN_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as ``json.dumps`` writes it; free white space is where small models get lost."""
@@ -50,7 +50,7 @@ class Grammar:
     @property
     def error(self) -> str:
         """Why the form can be followed no further; "" while it can."""
-        return self._matcher.get_error() if self._matcher.is_error() else ""
+        return self._matcher.get_error().splitlines()[0] if self._matcher.is_error() else ""
 
     @property
     def complete(self) -> bool:
@@ -58,12 +58,28 @@ class Grammar:
         return bool(self._matcher.is_stopped())
 
 
+class Encoder:
+    """The tokenizer as llguidance wants it. Its own reading of Hugging Face files takes tool tags for special tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, base: Base, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
+        self.eos_token_id = min(ends)
+        self.tokens = [vocabulary.bytes_of(token) for token in range(base.model.config.vocab_size)]
+        self.special_token_ids = sorted(vocabulary.special)
+        self._inner = base.tokenizer.backend_tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        tokens: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        return tokens
+
+
 class Grammars:
     """Compiles forms for one base model's vocabulary."""
 
-    def __init__(self, base: Base, ends: frozenset[int]) -> None:
-        self._tokenizer, self._ends = base.tokenizer.backend_tokenizer.to_str(), sorted(ends)
-        self._size = base.model.config.vocab_size
+    def __init__(self, base: Base, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
+        self._base, self._texts, self._ends = base, vocabulary, ends
         self._known: Any = None
         self._lock = threading.Lock()
 
@@ -81,11 +97,13 @@ class Grammars:
         return Grammar(matcher)
 
     def _vocabulary(self) -> Any:
-        from llguidance import LLTokenizer
+        """Built when first needed, as it takes a second for large vocabularies."""
+        from llguidance import LLTokenizer, TokenizerWrapper
 
         with self._lock:
             if self._known is None:
-                self._known = LLTokenizer(self._tokenizer, n_vocab=self._size, eos_token=self._ends)
+                encoder = TokenizerWrapper(Encoder(self._base, self._texts, self._ends))
+                self._known = LLTokenizer(encoder, eos_token=sorted(self._ends))
             return self._known
 
 

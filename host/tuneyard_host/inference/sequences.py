@@ -72,14 +72,13 @@ class Sequence:
         if alternatives is not None:
             self.alternatives.append(alternatives)
         self.tokens.append(token)
-        grammar = self.sampling.grammar
+        ended, grammar = self.sampling.ends_at(token, len(self.tokens)), self.sampling.grammar
         if grammar is not None:
             grammar.advance(token)
+            ended |= grammar.complete and (token in self.sampling.ends or not self.sampling.ends)
             if grammar.error:
                 self.error = Invalid(f"The answer cannot be given the form that was asked for: {grammar.error}")
-        if self.sampling.ends_at(token, len(self.tokens)) or (
-            grammar is not None and grammar.complete and not self.sampling.ends
-        ):
+        if ended:
             self.finish = "stop"
         elif len(self.tokens) >= self.sampling.most:
             self.finish = "length"

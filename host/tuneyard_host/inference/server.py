@@ -29,7 +29,7 @@ class Server:
         self.engine = Engine(self.base, limits)
         self.adapters = Adapters(self.base.model, read_blob)
         self.ends = _ends(self.base)
-        self.grammars = Grammars(self.base, self.ends)
+        self.grammars = Grammars(self.base, self.vocabulary, self.ends)
 
     async def begin(self, request: EngineRequest) -> Work:
         """Check the request, have its adapter in memory, and queue its choices."""

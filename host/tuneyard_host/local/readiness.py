@@ -23,6 +23,7 @@ def wait(base_url: str, supervisor: Supervisor, *, worker: str, since: float) ->
     """Return when the system check is well, the trainer has reported since this start, and a base model answers."""
     from tuneyard import table
     from tuneyard.records import Worker
+    from tuneyard.settings import settings
 
     def trainer_seen() -> bool:
         row = table.get(Worker, "trainer", worker)
@@ -31,6 +32,8 @@ def wait(base_url: str, supervisor: Supervisor, *, worker: str, since: float) ->
     with httpx.Client(timeout=6, trust_env=False) as client:
         _until(trainer_seen, supervisor)
         _until(lambda: _ok(client, f"{base_url}/v1/system-check"), supervisor)
+        engine, models = settings().inference_engine_url, settings().base_models
+        _until(lambda: models[0].id in client.get(f"{engine}/health").json()["engines"], supervisor)
 
 
 def save(endpoint: str) -> None:

@@ -31,6 +31,12 @@ SHARE_OF_TIME = 0.05
 SETTLING_SECONDS = 5.0
 """How long after a request things may still move: a rule's event reaches its queue after the call has been answered."""
 
+KEPT = {
+    "apigateway_v1", "cloudformation", "cloudwatch", "cloudwatch_logs", "dynamodb", "eventbridge", "iam", "lambda", "s3",
+    "scheduler", "secretsmanager", "sqs",
+}  # fmt: skip
+"""The services that template.yaml names: a restart loads what a snapshot holds, and the other forty take a second."""
+
 
 class NotSaved(Exception):
     """A snapshot could not be written; the last complete one stands."""
@@ -101,8 +107,7 @@ def write(folder: Path) -> None:
     target.mkdir()
     look_at(target)
     for name, get_state in ministack._build_persistence_save_dict().items():
-        state = get_state()
-        if state is None:
+        if name not in KEPT or (state := get_state()) is None:
             continue
         persistence.save_state(name, state)
         if not (target / f"{name}.json").exists():  # save_state logs what went wrong and goes on

@@ -43,8 +43,10 @@ def of_groups(
             [trajectory.reward for trajectory in group.trajectories], scale=config.scale_rewards
         )
         for index, trajectory in enumerate(group.trajectories):
-            row: dict[str, Any] = {"group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
-                   "trained_tokens": 0, "histories": 0, "dropped": None, "dropped_histories": {}}  # fmt: skip
+            row: dict[str, Any] = {
+                "group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
+                "trained_tokens": 0, "histories": 0, "dropped": None, "dropped_histories": {},
+            }  # fmt: skip
             ledger.append(row)
             if shares is None:
                 row["dropped"] = EQUAL_REWARDS

@@ -133,10 +133,9 @@ class Template:
 
 
 def template_message(message: Mapping[str, Any]) -> Message:
-    """A message as templates expect it: no nulls, text instead of parts, tool arguments as objects, known roles."""
+    """A message as templates expect it: no nulls, text instead of parts, tool arguments as objects."""
     plain = {name: value for name, value in message.items() if value is not None}
     plain["content"] = _text(plain.get("content", ""))
-    plain["role"] = {"developer": "system", "function": "tool"}.get(plain["role"], plain["role"])
     if calls := plain.pop("tool_calls", None):
         plain["tool_calls"] = [_call(call) for call in calls]
     return plain
@@ -169,7 +168,7 @@ def _call(call: Any) -> Any:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
         try:
-            parsed = json.loads(function["arguments"])
+            parsed = json.loads(function["arguments"] or "{}")
         except json.JSONDecodeError:
             parsed = None
         if isinstance(parsed, dict):
