@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +112,36 @@ def api(key: str) -> Iterator[TestClient]:
     app = web.create_app("Tuneyard", *routers)
     with TestClient(app, headers={"Authorization": f"Bearer {key}"}, raise_server_exceptions=False) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running `tuneyard up`."""
+
+    base_url: str
+    inference_url: str
+    api_key: str
+    team: str
+    pid: int
+    state: Path
+
+
+@contextmanager
+def running(state: Path) -> Iterator[Stack]:
+    """The whole service, as a child of the tests, until the block ends."""
+    command = [sys.executable, "-m", "tuneyard_host.cli", "up", "--state", str(state), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line, "tuneyard up ended before it was ready"
+            yield Stack(**json.loads(line), state=state)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The live local stack that the tests of a session share."""
+    with running(tmp_path_factory.mktemp("stack") / "state") as found:
+        yield found

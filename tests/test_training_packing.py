@@ -8,9 +8,7 @@ import random
 
 import pytest
 import torch
-from training_fixtures import *  # noqa: F403
 from training_fixtures import histories
-
 from tuneyard_host.training import packing
 from tuneyard_host.training.packing import History, Row, cuts, pack, row_length, shared_beginnings
 
@@ -23,7 +21,9 @@ def branching(seed: int, *, number: int = 12) -> list[History]:
         start = rng.choice(made)[: rng.randrange(1, 120)] if made and rng.random() < 0.8 else []
         made.append(start + [rng.randrange(3) for _ in range(rng.choice([0, 1, 5, 30, 60]) if start else 40)])
     return [
-        History(ids, [at > 0 and rng.random() < 0.5 for at in range(len(ids))], [-1.0] * len(ids), owner=owner)
+        History(
+            ids, [at > 0 and rng.random() < 0.5 for at in range(len(ids))], [-1.0] * len(ids), owner=owner
+        )
         for owner, ids in enumerate(made)
     ]
 
@@ -92,7 +92,11 @@ def test_the_cuts_are_the_best_there_are(seed: int):
             return None
         return sum(shared[a] for a, _ in slices), len(sizes), sum(size * size for size in sizes)
 
-    every = (places for count in range(len(costs)) for places in itertools.combinations(range(1, len(costs)), count))
+    every = (
+        places
+        for count in range(len(costs))
+        for places in itertools.combinations(range(1, len(costs)), count)
+    )
     best = min(found for places in every if (found := price(places)))
 
     assert price(tuple(a for a, _ in cuts(costs, shared, length=60))[1:]) == best
@@ -123,7 +127,8 @@ def test_groups_share_a_system_prompt_too():
 def test_a_turn_that_two_branches_train_on_is_computed_once_and_counted_twice():
     turn = [7] * 40
     given = [
-        History([1] * 30 + turn + [answer] * 5, [False] * 30 + [True] * 45, [-1.0] * 75, owner=answer) for answer in (8, 9)
+        History([1] * 30 + turn + [answer] * 5, [False] * 30 + [True] * 45, [-1.0] * 75, owner=answer)
+        for answer in (8, 9)
     ]
 
     (row,) = pack(given, length=2048)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import peft
 import pytest
 import torch
 from torch import Tensor
-
 from tuneyard.configs import LORA_TARGETS, LoraSettings
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
@@ -43,9 +44,14 @@ def files(base: Base, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     folder = tmp_path_factory.mktemp("adapter")
     torch.manual_seed(3)
     settings = peft.LoraConfig(
-        r=LORA.rank, lora_alpha=8, target_modules=list(LORA_TARGETS), init_lora_weights=False, task_type="CAUSAL_LM"
+        r=LORA.rank,
+        lora_alpha=8,
+        target_modules=list(LORA_TARGETS),
+        init_lora_weights=False,
+        task_type="CAUSAL_LM",
     )
-    peft.get_peft_model(copy.deepcopy(base.model), settings).save_pretrained(folder)
+    with quiet_peft():
+        peft.get_peft_model(plain(base), settings).save_pretrained(folder)
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
@@ -61,11 +67,25 @@ def twin(base: Base, files: dict[str, bytes], folder: Path) -> Any:
     """The same model and adapter as Hugging Face and peft compute them, ready for gradients."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
+    with quiet_peft():
+        return peft.PeftModel.from_pretrained(plain(base), folder, is_trainable=True).eval()
+
+
+def plain(base: Base) -> Any:
+    """A copy of the base model that has never heard of us."""
     model = copy.deepcopy(base.model)
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.__class__ = torch.nn.Linear
-    return peft.PeftModel.from_pretrained(model, folder, is_trainable=True).eval()
+    return model
+
+
+@contextmanager
+def quiet_peft() -> Iterator[None]:
+    """peft 0.21 asks transformers 5.23 by a name that is going away."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def slow_logprobs(model: Any, history: History) -> tuple[Tensor, Tensor]:
@@ -90,7 +110,9 @@ def slow_gradients(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def assert_equal_gradients(ours: dict[str, Tensor], slow: dict[str, Tensor], *, tolerance: float = 1e-5) -> None:
+def assert_equal_gradients(
+    ours: dict[str, Tensor], slow: dict[str, Tensor], *, tolerance: float = 1e-5
+) -> None:
     """Every matrix, relative to its own largest gradient."""
     assert ours.keys() == slow.keys()
     for name, value in slow.items():
@@ -114,7 +136,9 @@ def choice(
     ids: Sequence[int], *, logprob: float = -1.0, text: str = "", calls: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """A choice as vLLM tells of it, with its token ids and log-probabilities."""
-    content = [{"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []} for token in ids]
+    content = [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []} for token in ids
+    ]
     message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
     return {
         "index": 0,
@@ -132,7 +156,7 @@ def user(text: str) -> dict[str, Any]:
 
 def said(base: Base, text: str, **options: Any) -> dict[str, Any]:
     """A choice in which the model wrote this text and ended its turn."""
-    ids = base.tokenizer.encode(text, add_special_tokens=False) + [base.tokenizer.eos_token_id]
+    ids = [*base.tokenizer.encode(text, add_special_tokens=False), base.tokenizer.eos_token_id]
     return choice(ids, text=text, **options)
 
 

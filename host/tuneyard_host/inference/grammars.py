@@ -116,7 +116,7 @@ def _form(chat: ChatRequest) -> tuple[str, str] | None:
     if content is None:
         return None
     param, rules = content
-    if calls is not None:
+    if calls is not None and param == "response_format":  # structured_outputs is about the answer as written
         return param, f"start: content | calls\n{rules}{calls}"
     return param, f"start: content\n{rules}"
 

@@ -1,0 +1,181 @@
+"""The fast path against its slow twin: Hugging Face and peft, one conversation at a time, nothing shared or chunked."""
+
+# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from training_fixtures import (  # noqa: F401
+    assert_equal_gradients,
+    base,
+    files,
+    histories,
+    learner,
+    one_thread,
+    slow_gradients,
+    slow_logprobs,
+    twin,
+)
+from tuneyard_host.bases import Base
+from tuneyard_host.training import packing
+from tuneyard_host.training.adapters import Learner, read_adapter
+from tuneyard_host.training.logprobs import of_row
+from tuneyard_host.training.packing import History, Row, build_row, pack
+
+CHUNK = 16
+
+
+def computed(learner: Learner, row: Row, *, chunk: int = CHUNK) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Log-probabilities and entropies of a row, and every LoRA gradient of their sum weighed by position."""
+    learner.clear_gradient()
+    with learner.adapter.active():
+        logprobs, entropies = of_row(learner.base.model, row, chunk=chunk)
+    (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
+    return logprobs.detach(), entropies, {name: value.clone() for name, value in learner.gradients().items()}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "prompts"),
+    [
+        ([(0, 7), (1, 30), (2, 1)], [20, 3, 55]),
+        ([(0, 9), (0, 14), (0, 2), (1, 12), (1, 3)], [70, 41]),
+    ],
+    ids=["apart", "in groups"],
+)
+def test_a_packed_row_is_what_each_conversation_computes_alone(
+    base: Base,
+    learner: Learner,
+    files: dict[str, bytes],
+    tmp_path: Path,
+    sizes: list[tuple[int, int]],
+    prompts: list[int],
+):
+    given = histories(sizes, prompts=prompts)
+    (row,) = pack(given, length=2048)
+    slow = twin(base, files, tmp_path)
+
+    logprobs, entropies, gradients = computed(learner, row)
+
+    weights = torch.linspace(-1, 2, len(logprobs))
+    total = torch.zeros(())
+    for number, owner in enumerate(row.owners):
+        mine = row.history == number
+        alone, entropy = slow_logprobs(slow, given[owner])
+        total = total + (alone * weights[mine]).sum()
+        torch.testing.assert_close(logprobs[mine], alone.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(entropies[mine], entropy.detach(), rtol=1e-5, atol=1e-5)
+    total.backward()
+    assert_equal_gradients(gradients, slow_gradients(slow))
+
+
+def test_a_shared_prompt_gives_what_a_repeated_one_gives(learner: Learner):
+    given = sorted(
+        histories([(0, 9), (0, 30), (0, 2), (0, 17)], prompts=[90]), key=lambda history: history.ids
+    )
+    shared, repeated = build_row(given, [0, 90, 90, 90]), build_row(given, [0, 0, 0, 0])
+
+    once = computed(learner, shared)[0]
+    again = computed(learner, repeated)[0]
+
+    for number in range(4):
+        torch.testing.assert_close(
+            once[shared.history == number], again[repeated.history == number], rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_shared_prompt_gives_the_gradients_of_a_repeated_one(learner: Learner):
+    given = sorted(histories([(0, 9), (0, 30), (0, 2)], prompts=[90]), key=lambda history: history.ids)
+    found = []
+    for row in (build_row(given, [0, 90, 90]), build_row(given, [0, 0, 0])):
+        learner.clear_gradient()
+        with learner.adapter.active():
+            logprobs, _ = of_row(learner.base.model, row, chunk=CHUNK)
+        sum(logprobs[row.history == number].mean() * (number - 1.5) for number in range(3)).backward()
+        found.append({name: value.clone() for name, value in learner.gradients().items()})
+
+    assert_equal_gradients(*found)
+
+
+def test_branching_conversations_share_their_turns(
+    base: Base, learner: Learner, files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(packing, "SHORTEST_SHARED", 5)
+    stem, *_ = histories([(0, 25)], prompts=[30])
+    given = [
+        History(
+            stem.ids[:cut] + tail,
+            stem.trained[:cut] + [True] * len(tail),
+            [-1.0] * (cut + len(tail)),
+            owner=owner,
+        )
+        for owner, (cut, tail) in enumerate(
+            [(55, []), (55, [5, 6]), (42, [9] * 20), (42, [9] * 12 + [4]), (36, [8])]
+        )
+    ]
+    (row,) = pack(given, length=2048)
+    slow = twin(base, files, tmp_path)
+
+    logprobs, _, gradients = computed(learner, row)
+
+    assert len(row.forest.lengths) > 5
+    weights = torch.linspace(-1, 2, len(logprobs))
+    total = torch.zeros(())
+    for number, owner in enumerate(row.owners):
+        alone, _ = slow_logprobs(slow, given[owner])
+        total = total + (alone * weights[row.history == number]).sum()
+        torch.testing.assert_close(logprobs[row.history == number], alone.detach(), rtol=1e-5, atol=1e-5)
+    total.backward()
+    assert_equal_gradients(gradients, slow_gradients(slow))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10_000])
+def test_the_chunk_size_changes_memory_and_nothing_else(learner: Learner, chunk: int):
+    (row,) = pack(histories([(0, 9), (0, 14), (1, 12)], prompts=[30, 41]), length=2048)
+
+    logprobs, entropies, gradients = computed(learner, row, chunk=chunk)
+    whole = computed(learner, row, chunk=len(row.ids))
+
+    torch.testing.assert_close(logprobs, whole[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(entropies, whole[1], rtol=1e-5, atol=1e-6)
+    assert_equal_gradients(gradients, whole[2])
+
+
+def test_a_conversation_does_not_feel_its_neighbours(learner: Learner):
+    mine, other = histories([(0, 20), (1, 20)], prompts=[40, 45])
+    other.ids[0] = 2047
+    mine.ids[0] = 3
+    swapped = History([2047, *reversed(other.ids[1:])], other.trained, other.logprobs, owner=1)
+
+    first, second = (
+        computed(learner, pack([mine, stranger], length=2048)[0])[0][:20] for stranger in (other, swapped)
+    )
+
+    assert float((first - second).abs().max()) < 1e-5
+
+
+def test_with_no_adapter_active_the_base_is_what_it_was(base: Base, learner: Learner):
+    given = histories([(0, 9), (1, 12)], prompts=[30, 41])
+    (row,) = pack(given, length=2048)
+
+    computed(learner, row)
+    with torch.no_grad():
+        logprobs, _ = of_row(base.model, row, chunk=CHUNK)
+        alone = [slow_logprobs(base.model, given[owner])[0] for owner in row.owners]
+
+    torch.testing.assert_close(logprobs, torch.cat(alone), rtol=1e-5, atol=1e-5)
+    assert base.model.config._attn_implementation == "sdpa"
+
+
+def test_an_adapter_read_from_its_files_computes_as_the_learner_does(
+    base: Base, learner: Learner, files: dict[str, bytes]
+):
+    (row,) = pack(histories([(0, 9), (1, 12)], prompts=[30, 41]), length=2048)
+
+    with torch.no_grad(), read_adapter(base, files).active():
+        logprobs, _ = of_row(base.model, row, chunk=CHUNK)
+
+    assert torch.equal(logprobs, computed(learner, row)[0])
