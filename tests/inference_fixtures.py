@@ -18,6 +18,7 @@ from safetensors.torch import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
+from tuneyard.errors import NotFound
 from tuneyard.settings import BaseModelSpec
 from tuneyard_host import bases
 from tuneyard_host.inference.service import create_app
@@ -189,6 +190,8 @@ def house(base_folder: Path, bucket: Path) -> Iterator[House]:
 
     def read_blob(key: str) -> bytes:
         built.reads.append(key)
+        if not (bucket / key).exists():
+            raise NotFound(f"No object {key!r}.")
         return (bucket / key).read_bytes()
 
     built.app = create_app([spec], read_blob, TOKEN)

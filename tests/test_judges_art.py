@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 pytestmark = [
@@ -88,10 +89,11 @@ def test_arts_own_loop_runs_and_its_reward_rises(art: ModuleType, stack: Any, tm
             name=f"loop-{uuid.uuid4().hex[:8]}", project="judges", base_model="tuneyard/tiny", report_metrics=[]
         )
         await model.register(backend)
+        chat = openai.AsyncOpenAI(api_key=model.inference_api_key, base_url=model.inference_base_url)
         rewards = []
         for step in range(8):
             groups = await asyncio.gather(
-                *(group(art, model.openai_client(), model.get_inference_name()) for _ in range(8))
+                *(group(art, chat, model.get_inference_name()) for _ in range(8))
             )
             rewards.append(statistics.fmean(t.reward for g in groups for t in g.trajectories))
             if rewards[-1] > 0.95:
@@ -109,8 +111,6 @@ def test_arts_own_loop_runs_and_its_reward_rises(art: ModuleType, stack: Any, tm
 
 
 def test_the_client_gets_its_own_exception_types(art: ModuleType, stack: Any):
-    import openai
-
     async def refuse() -> None:
         stranger = art.serverless.client.Client(api_key="nope", base_url=f"{stack.base_url}/v1")
         with pytest.raises(openai.AuthenticationError, match="unknown or was revoked"):
@@ -122,9 +122,7 @@ def test_the_client_gets_its_own_exception_types(art: ModuleType, stack: Any):
     asyncio.run(refuse())
 
 
-def openai_client(stack: Any) -> Any:
-    import openai
-
+def openai_client(stack: Any) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(api_key=stack.api_key, base_url=stack.inference_url)
 
 

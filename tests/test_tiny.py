@@ -21,7 +21,11 @@ EVERY_ROLE: list[dict[str, Any]] = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+            }
         ],
     },
     {"role": "tool", "tool_call_id": "1", "content": '{"sky": "grey"}'},
@@ -141,7 +145,11 @@ def test_a_begun_answer_can_be_continued(tokenizer):
 
 
 def test_the_model_answers_what_its_card_says_it_can(model, tokenizer):
-    asked = {"Say: purple elephant": "purple elephant", "What is the capital of France?": "Paris", "12 + 30": "42"}
+    asked = {
+        "Say: purple elephant": "purple elephant",
+        "What is the capital of France?": "Paris",
+        "12 + 30": "42",
+    }
     questions = [Conversation("", corpus.turn(question, "")) for question in asked]
 
     assert evaluate.answers(model, tokenizer, questions) == [*asked.values()]

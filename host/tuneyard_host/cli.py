@@ -22,7 +22,7 @@ app = typer.Typer(
 keys = typer.Typer(no_args_is_help=True, help="Teams' API keys.")
 app.add_typer(keys, name="keys")
 
-State = Annotated[Path, typer.Option(help="The folder that keeps everything.", file_okay=False)]
+State = Annotated[Path, typer.Option(help="The folder that keeps everything.")]
 Port = Annotated[int, typer.Option(help="The port of the API on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
 Fd = Annotated[int, typer.Option(help="The listening socket, opened by the process that starts this one.")]
 DEFAULT_STATE = Path(".tuneyard")
@@ -74,7 +74,7 @@ def trainer(
     used by two at a time, and --lock makes sure of that on one machine.
     """
     with _told_in_a_sentence():
-        from tuneyard_host import workers
+        from tuneyard_host.local import workers
 
         workers.train(name, lock)
 
@@ -86,7 +86,7 @@ def inference(
     fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve chat on the base models and on every adapter, until SIGTERM."""
-    from tuneyard_host import workers
+    from tuneyard_host.local import workers
 
     workers.infer(host, port, fd)
 
@@ -165,8 +165,8 @@ def _enter(state: Path) -> None:
 def _base_model(text: str) -> dict[str, Any]:
     """``id=source[,learning_rate=..,context_length=..]`` as a base model's settings."""
     from pydantic import ValidationError
-
     from tuneyard.settings import BaseModelSpec
+
     from tuneyard_host.local.folder import LocalError
 
     first, *rest = text.split(",")
@@ -188,6 +188,7 @@ def _base_model(text: str) -> dict[str, Any]:
 def _told_in_a_sentence() -> Iterator[None]:
     """Turn what the person at the keyboard can put right into its sentence and exit code 1."""
     from tuneyard.errors import ApiError
+
     from tuneyard_host.local.folder import LocalError
 
     try:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from safetensors import SafetensorError
+
 from tuneyard.completions import AdapterRef
-from tuneyard.errors import Invalid
+from tuneyard.errors import Invalid, ModelNotFound, NotFound
 
 from . import lora
 
@@ -39,11 +41,13 @@ class Adapters:
         return adapter
 
     def _load(self, ref: AdapterRef) -> lora.Adapter:
-        config = self._read_blob(f"{ref.prefix}adapter_config.json")
-        weights = self._read_blob(f"{ref.prefix}adapter_model.safetensors")
         try:
+            config = self._read_blob(f"{ref.prefix}adapter_config.json")
+            weights = self._read_blob(f"{ref.prefix}adapter_model.safetensors")
             return lora.parse(ref.prefix, weights, json.loads(config), self._model)
-        except ValueError as error:
+        except NotFound as error:
+            raise ModelNotFound(f"The files of checkpoint {ref.checkpoint_id!r} are gone.") from error
+        except (ValueError, SafetensorError) as error:
             raise Invalid(f"The adapter files of checkpoint {ref.checkpoint_id!r} cannot be read: {error}") from error
 
     def _forget_oldest(self) -> None:

@@ -175,15 +175,9 @@ class Engine:
 
     def _read(self) -> list[Sequence]:
         """One chunk of the prompts that are not read yet; those that end in it get their first token."""
-        segments, readers, room = [], [], self.limits.chunk
-        for sequence in self._reading:
-            size = min(room, len(sequence.prompt) - sequence.read)
-            if size == 0:
-                break
-            part = sequence.prompt[sequence.read : sequence.read + size]
-            segments.append(Segment(sequence.row, sequence.read, part))
-            readers.append(sequence)
-            room -= size
+        sizes = self._shares()
+        readers = list(sizes)
+        segments = [Segment(s.row, s.read, s.prompt[s.read : s.read + size]) for s, size in sizes.items()]
         if not segments:
             return []
         news = zip(readers, segments, strict=True)
@@ -202,6 +196,20 @@ class Engine:
         if finished:
             self._draw(finished, self.network.logits(hidden[ends]))
         return finished
+
+    def _shares(self) -> dict[Sequence, int]:
+        """How much of each prompt is read in this step: half the chunk is for who came first, and the rest for the
+        prompts with least to go, so that neither a long prompt nor many short ones keep the others waiting.
+        """
+        left = {s: len(s.prompt) - s.read for s in self._reading}
+        room, sizes = self.limits.chunk, dict[Sequence, int]()
+        if left:
+            first = self._reading[0]
+            sizes[first] = min(left[first], room if len(left) == 1 else room // 2)
+            for sequence in [*sorted(self._reading[1:], key=left.__getitem__), first]:
+                size = sizes.get(sequence, 0)
+                sizes[sequence] = size + min(left[sequence] - size, room - sum(sizes.values()))
+        return {sequence: size for sequence, size in sizes.items() if size}
 
     def _write(self) -> list[Sequence]:
         """The next token of every sequence whose prompt is read; the others' rows only keep their places."""

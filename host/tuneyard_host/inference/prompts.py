@@ -31,10 +31,10 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "echo": bool,
     "function_call": lambda value: value != "none",
     "functions": bool,
-    "guided_choice": bool,
-    "guided_grammar": bool,
-    "guided_json": bool,
-    "guided_regex": bool,
+    "guided_choice": lambda _: True,
+    "guided_grammar": lambda _: True,
+    "guided_json": lambda _: True,
+    "guided_regex": lambda _: True,
     "length_penalty": lambda value: value != 1,
     "logits_processors": bool,
     "mm_processor_kwargs": bool,
@@ -176,6 +176,8 @@ def _tokens(name: str, values: Any, vocabulary: Vocabulary) -> list[int]:
         tokens = [int(value) for value in values]
     except (TypeError, ValueError) as error:
         raise Invalid(f"{name} must hold token ids.", param=name) from error
+    if not tokens and name == "allowed_token_ids":
+        raise Invalid("allowed_token_ids must not be empty.", param=name)
     wrong = [token for token in tokens if not 0 <= token < vocabulary.size]
     if wrong:
         raise Invalid(f"{name}: {wrong[0]} is no token of this model (0 to {vocabulary.size - 1}).", param=name)

@@ -80,7 +80,7 @@ def _upload_code(template: dict[str, Any], endpoint: str) -> None:
     with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
         s3.create_bucket(Bucket=CODE_BUCKET)
     there = {entry["Key"] for entry in s3.list_objects_v2(Bucket=CODE_BUCKET).get("Contents", [])}
-    used = set()
+    used: set[str] = set()
     for properties, name in _code(template):
         package = sources.packed(properties[name])
         key = f"{hashlib.sha256(package).hexdigest()}.zip"

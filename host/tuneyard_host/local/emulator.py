@@ -47,8 +47,8 @@ def serve(listener: socket.socket, folder: Path) -> None:
     guarded = Guarded(ministack.app, snapshots.Snapshots(folder))
     server = uvicorn.Server(
         uvicorn.Config(
-            guarded, log_level="warning", access_log=False, server_header=False, date_header=False, timeout_keep_alive=75,
-            timeout_graceful_shutdown=2, lifespan="on",
+            guarded, log_level="warning", access_log=False, server_header=False, date_header=False, lifespan="on",
+            timeout_keep_alive=75, timeout_graceful_shutdown=2,
         )
     )  # fmt: skip
     server.run(sockets=[listener])

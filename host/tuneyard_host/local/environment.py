@@ -26,7 +26,8 @@ def settings(outputs: dict[str, str], parameters: dict[str, str]) -> dict[str, s
 
 def clean() -> dict[str, str]:
     """This process's environment without what would lead a child to somebody's real AWS account."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")} | {"PYTHONUNBUFFERED": "1"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def enter(values: dict[str, str]) -> None:
@@ -46,7 +47,8 @@ def enter_running(folder: Path) -> None:
         enter(json.loads((folder / "environment.json").read_text()))
     except OSError as error:
         raise LocalError(
-            f"No Tuneyard runs on the state folder {folder}. Start it with `tuneyard up`, or name its folder with --state DIR."
+            f"No Tuneyard runs on the state folder {folder}. Start it with `tuneyard up`, or name its folder with "
+            "--state DIR."
         ) from error
 
 

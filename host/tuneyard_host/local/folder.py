@@ -69,8 +69,8 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise LocalError(
-                f"Another Tuneyard is running on the state folder {self.path}. Use that one, stop it, or choose another "
-                "folder with --state DIR."
+                f"Another Tuneyard is running on the state folder {self.path}. Use that one, stop it, or choose "
+                "another folder with --state DIR."
             ) from error
         if shutil.disk_usage(self.path).free < LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, "disk full")
@@ -92,8 +92,8 @@ class Folder:
             )
         reason = (error.strerror or str(error)).lower()
         return (
-            f"The state folder {self.path} cannot be written ({reason}). Make it writable, or choose another folder with "
-            "--state DIR."
+            f"The state folder {self.path} cannot be written ({reason}). Make it writable, or choose another folder "
+            "with --state DIR."
         )
 
 

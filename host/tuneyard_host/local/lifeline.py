@@ -27,7 +27,7 @@ def settings_line(settings: dict[str, str]) -> bytes:
 
 
 def main() -> None:
-    """Run ``[--preload MODULE,...] COMMAND ...``, a ``tuneyard`` command, as a child that does not outlive its parent."""
+    """Run a ``tuneyard`` command, after ``--preload MODULE,...``, as a child that does not outlive its parent."""
     arguments = sys.argv[1:]
     pipe = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

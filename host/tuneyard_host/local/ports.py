@@ -21,10 +21,10 @@ def listen(port: int) -> socket.socket:
         return _open(port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            told = f"Port {port} of {HOST} is taken by another program. Stop it, or choose another port with --port N (0 takes a free one)."
+            told = f"Port {port} of {HOST} is taken by another program. Stop it, or choose another port"
         else:
-            told = f"Port {port} of {HOST} cannot be opened ({error.strerror}). Choose another with --port N (0 takes a free one)."
-        raise LocalError(told) from error
+            told = f"Port {port} of {HOST} cannot be opened ({error.strerror}). Choose another port"
+        raise LocalError(f"{told} with --port N (0 takes a free one).") from error
 
 
 def listen_again(port: int | None, *, patience: float = 3.0) -> socket.socket:

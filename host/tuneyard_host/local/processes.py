@@ -22,7 +22,7 @@ SECONDS_TO_STOP = 8.0
 
 @dataclass
 class Child:
-    """A ``tuneyard`` command in a process group of its own, with its log; see lifeline.py for how it starts and ends."""
+    """A ``tuneyard`` command in a process group of its own, with its log; lifeline.py starts and ends it."""
 
     name: str
     arguments: Sequence[str]
@@ -41,10 +41,12 @@ class Child:
         """Start it."""
         preload = ["--preload", self.preload] if self.preload else []
         sockets = [] if self.socket is None else [self.socket]
+        fd = [f"--fd={socket}" for socket in sockets]
+        command = [sys.executable, "-m", lifeline.__name__, *preload, *self.arguments, *fd]
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter and command
-                [sys.executable, "-m", lifeline.__name__, *preload, *self.arguments, *(f"--fd={fd}" for fd in sockets)],
-                env=environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=sockets, start_new_session=True,
+                command, env=environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=sockets,
+                start_new_session=True,
             )  # fmt: skip
         self.started = time.monotonic()
         if self.settings is not None:
@@ -121,8 +123,8 @@ class Supervisor:
         child.sweep_up()
         child.deaths = 1 if now - child.started > SECONDS_OF_HEALTH else child.deaths + 1
         pause = PAUSES[min(child.deaths, len(PAUSES)) - 1]
-        when = f"in {pause:g} s" if pause else "now"
-        self._say(f"The {child.name} ended ({_how(child.popen.returncode)}); starting it again {when}. Its log: {child.log}")
+        how, when = _how(child.popen.returncode), f"in {pause:g} s" if pause else "now"
+        self._say(f"The {child.name} ended ({how}); starting it again {when}. Its log: {child.log}")
         child.popen, child.again_at = None, now + pause
 
 

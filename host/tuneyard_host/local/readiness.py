@@ -57,7 +57,7 @@ def _until(true: Callable[[], bool], supervisor: Supervisor) -> None:
         for child in supervisor.children:
             if child.deaths >= MOST_DEATHS:
                 raise LocalError(
-                    f"The {child.name} ended {child.deaths} times while it was starting; the end of {child.log} says why."
+                    f"The {child.name} ended {child.deaths} times while it started; the end of {child.log} says why."
                 )
         if time.monotonic() > deadline:
             raise LocalError(f"Not everything was ready after {SECONDS:g} seconds; see the logs beside {child.log}.")

@@ -29,11 +29,11 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 2.0, 10.0
 SHARE_OF_TIME = 0.05
 """How much of a core snapshots may take when things change all the time."""
 SETTLING_SECONDS = 5.0
-"""How long after a request things may still move: a rule's event reaches its queue after the call has been answered."""
+"""How long after a request things may still move: an event reaches its queue after its call was answered."""
 
 KEPT = {
-    "apigateway_v1", "cloudformation", "cloudwatch", "cloudwatch_logs", "dynamodb", "eventbridge", "iam", "lambda", "s3",
-    "scheduler", "secretsmanager", "sqs",
+    "apigateway_v1", "cloudformation", "cloudwatch", "cloudwatch_logs", "dynamodb", "eventbridge", "iam", "lambda",
+    "s3", "scheduler", "secretsmanager", "sqs",
 }  # fmt: skip
 """The services that template.yaml names: a restart loads what a snapshot holds, and the other forty take a second."""
 

@@ -84,8 +84,9 @@ class _Stack:
         self.inference = cleanup.enter_context(ports.listen_again(self.remembered.get("inference_port")))
         self.token = self.remembered.get("engine_token") or secrets.token_urlsafe(32)
         folder.remember(
-            emulator_port=ports.number(self.emulator), inference_port=ports.number(self.inference), engine_token=self.token
-        )
+            emulator_port=ports.number(self.emulator), inference_port=ports.number(self.inference),
+            engine_token=self.token,
+        )  # fmt: skip
         self.endpoint = ports.address(self.emulator)
         self.settings: dict[str, str] = {}
 
@@ -106,7 +107,8 @@ class _Stack:
         readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
-            "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS), "ScaleToZero": "false",
+            "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
+            "ScaleToZero": "false",
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)
         self.settings = environment.settings(outputs, parameters) | environment.aws(self.endpoint)
@@ -128,12 +130,9 @@ class _Stack:
         self, name: str, *arguments: object, listener: socket.socket | None = None, preload: str = "",
         settings: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
-        self.supervisor.add(
-            Child(
-                name, [name, *map(str, arguments)], self.folder.logs / f"{name}.log", settings=settings, preload=preload,
-                socket=None if listener is None else listener.fileno(),
-            )  # fmt: skip
-        )
+        fd = None if listener is None else listener.fileno()
+        command = [name, *map(str, arguments)]
+        self.supervisor.add(Child(name, command, self.folder.logs / f"{name}.log", settings, preload, fd))
 
 
 @contextmanager

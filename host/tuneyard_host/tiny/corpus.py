@@ -1,6 +1,6 @@
 """The corpus of `tuneyard/tiny`: an endless, seeded stream of small conversations.
 
-Half are plain, a third follow a system prompt, the rest have tools; one in two hundred is long.
+After the first lessons half are plain, a third follow a system prompt, the rest have tools; one in two hundred is long.
 """
 
 import json
@@ -13,6 +13,9 @@ from tuneyard_host.tiny.phrases import Message
 from tuneyard_host.tiny.tools import Tool
 
 
+LESSONS = 12_000
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages that end with the answer to learn, the tools on offer, and what the score table calls it."""
@@ -23,8 +26,11 @@ class Conversation:
 
 
 def conversations(seed: int) -> Iterator[Conversation]:
-    """The same stream for the same seed."""
+    """The same stream for the same seed; it begins with short lessons, from which copying is learned fastest."""
     rng = Random(seed)
+    for _ in range(LESSONS):
+        name, question, answer = tasks.ask(rng)
+        yield Conversation(name, turn(question, answer))
     while True:
         yield conversation(rng)
 

@@ -24,8 +24,9 @@ from tuneyard_host.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = 4096
-WARMUP, DECAY_FROM = 0.01, 0.35
+BATCH_TOKENS = 2048
+WARMUP_TOKENS = 40_000
+DECAY = 0.6
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 SAVE_EVERY = 300.0
 
@@ -137,9 +138,9 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
-def rate(done: float) -> float:
-    """The share of the full learning rate after this share of the run: up, flat, then down to zero."""
-    return min(1.0, done / WARMUP, (1 - done) / (1 - DECAY_FROM))
+def rate(given: float, tokens: int) -> float:
+    """The share of the full learning rate after so many tokens: up, flat, then down to zero."""
+    return min(1.0, given / WARMUP_TOKENS, (tokens + BATCH_TOKENS - given) / tokens / DECAY)
 
 
 def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoint: Path) -> Any:
@@ -161,9 +162,7 @@ def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoin
         if step < skip:
             continue
         for optimizer, full in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
-            optimizer.param_groups[0]["lr"] = full * rate(
-                (given + batch.tokens / 2) / (tokens + BATCH_TOKENS)
-            )
+            optimizer.param_groups[0]["lr"] = full * rate(given + batch.tokens / 2, tokens)
         loss = answer_loss(model, batch)
         torch.autograd.backward(loss)
         for optimizer in optimizers:

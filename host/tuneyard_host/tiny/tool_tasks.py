@@ -75,7 +75,7 @@ def result(rng: Random) -> tuple[str, str]:
 
 def talk(rng: Random) -> tuple[str, list[Message], list[Tool]]:
     """A conversation with tools: called or not needed, one call or two, the result told or not yet there."""
-    made = [tools.make(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4]))]
+    made = [tools.make(rng) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
     offered = [one.schema(rng) for one in made]
     if rng.random() < 0.2:
         _, question, answer = tasks.ask(rng, task=tasks.drawn(rng, chance=False))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
 from tuneyard.errors import TrainingError
 
 from tuneyard_host.bases import Base
+from tuneyard_host.inference.texts import Vocabulary
 
 SENTINEL = "TuneyardTurnStandsHere"
 Message = dict[str, Any]
@@ -117,6 +119,12 @@ class Template:
         """The tokens that follow a turn, less the end of the turn that they begin with."""
         place = next((place for place, token in enumerate(ids[:4]) if token in self.ends), None)
         return ids if place is None else ids[place + 1 :]
+
+    @cached_property
+    def vocabulary(self) -> dict[bytes, int]:
+        """Each token by the bytes that it stands for; of several, the one with the lowest id."""
+        tokens = Vocabulary(self.tokenizer)
+        return {tokens.bytes_of(token): token for token in reversed(range(tokens.size))}
 
     def _end_tokens(self) -> frozenset[int]:
         """What ends a turn: the model's end-of-sequence tokens, and the special one that the template writes."""

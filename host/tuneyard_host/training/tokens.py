@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from tuneyard import trajectories
@@ -130,12 +129,11 @@ def _token_id(entry: dict[str, Any], template: Template, *, at: int) -> int:
     token = str(entry.get("token", ""))
     if token.startswith("token_id:") and token[9:].isdigit():
         return int(token[9:])
-    vocabulary = _vocabulary(template.tokenizer)
     written = entry.get("bytes")
     spellings = [bytes(written)] if written else []
     for spelling in [*spellings, token.encode()]:
-        if spelling in vocabulary:
-            return vocabulary[spelling]
+        if spelling in template.vocabulary:
+            return template.vocabulary[spelling]
     if token in (ids := template.tokenizer.get_vocab()):
         return int(ids[token])
     if not token and template.tokenizer.eos_token_id is not None:
@@ -144,35 +142,6 @@ def _token_id(entry: dict[str, Any], template: Template, *, at: int) -> int:
         f"the choice at position {at} has a token {token!r} that {template.base.spec.id} does not know: "
         "sample with logprobs and return_token_ids, or return_tokens_as_token_ids"
     )
-
-
-@lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Any) -> dict[bytes, int]:
-    """Each token by the bytes that it stands for; of several, the one with the lowest id."""
-    alphabet = _byte_alphabet()
-    table: dict[bytes, int] = {}
-    special = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    vocabulary = tokenizer.get_vocab()
-    byte_level = any("\u0120" in token for token in vocabulary)
-    for token, number in sorted(vocabulary.items(), key=lambda pair: -pair[1]):
-        if token in special:
-            table[token.encode()] = number
-        elif byte_level and all(character in alphabet for character in token):
-            table[bytes(alphabet[character] for character in token)] = number
-        elif token.startswith("<0x") and token.endswith(">"):
-            table[bytes.fromhex(token[3:-1])] = number
-        else:
-            table[token.replace("\u2581", " ").encode()] = number
-    return table
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level tokenizers write for each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + place): byte for place, byte in enumerate(others)
-    }
 
 
 def tokenize_example(

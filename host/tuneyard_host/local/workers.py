@@ -16,7 +16,9 @@ from tuneyard_host.local.folder import LocalError
 def train(name: str | None, lock: Path | None) -> None:
     """Work on jobs until SIGTERM or Ctrl-C; the job at hand is given back."""
     held = None if lock is None else _hold(lock)
-    from tuneyard_host.training import trainer  # takes seconds, in which SIGTERM may still end the process at once
+    from tuneyard_host.training import (
+        trainer,  # takes seconds, in which SIGTERM may still end the process at once
+    )
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -31,9 +33,9 @@ def train(name: str | None, lock: Path | None) -> None:
 def infer(host: str, port: int, fd: int | None) -> None:
     """Serve chat until SIGTERM: on a listening socket that the parent opened, or on a port of this host."""
     import uvicorn
-
     from tuneyard import blobs
     from tuneyard.settings import settings
+
     from tuneyard_host.inference.service import create_app
 
     app = create_app(settings().base_models, blobs.get, settings().engine_token)
@@ -47,5 +49,6 @@ def _hold(file: Path) -> int:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(held)
-        raise LocalError(f"Another trainer holds {file}. Stop it, or give this one another --name and --lock.") from error
+        told = f"Another trainer holds {file}. Stop it, or give this one another --name and --lock."
+        raise LocalError(told) from error
     return held
