@@ -65,6 +65,7 @@ def aws(monkeypatch: pytest.MonkeyPatch, storage_template: str) -> Iterator[dict
             ("BUCKET_NAME", "BucketName"),
             ("TRAINING_QUEUE_URL", "TrainingQueueUrl"),
             ("EVENT_QUEUE_URL", "EventQueueUrl"),
+            ("DELIVERY_QUEUE_URL", "DeliveryQueueUrl"),
             ("BUS_NAME", "BusName"),
         ):
             monkeypatch.setenv(f"TUNEYARD_{name}", outputs[key])

@@ -24,7 +24,7 @@ FOREVER = {"ignore_eos": True, "max_tokens": 400}
 @pytest.fixture
 def small(house: House) -> Iterator[House]:  # noqa: F811
     """A service with three rows, small chunks and a short queue."""
-    limits = Limits(rows=3, chunk=16, waiting=40, worth_waiting=8, bucket=16)
+    limits = Limits(rows=3, chunk=16, waiting=40, worth_waiting=8)
     built = House(create_app([house.spec], lambda key: (house.bucket / key).read_bytes(), TOKEN, limits), house.spec, house.bucket)
     yield built
     built.app.state.servers.close()

@@ -76,6 +76,7 @@ def test_the_client_makes_logs_trains_pages_and_deletes(art: ModuleType, stack: 
             await client.models.checkpoints.delete(model_id=model.id, steps=[2])
         assert type(refused.value).__name__ == "NotFoundError"
         await client.close()
+        await chat.close()
 
     asyncio.run(walk())
 
@@ -102,6 +103,7 @@ def test_arts_own_loop_runs_and_its_reward_rises(art: ModuleType, stack: Any, tm
             assert result.step == step + 1
             assert "loss/train" in result.metrics
         await backend.close()
+        await chat.close()
         return rewards
 
     rewards = asyncio.run(loop())
@@ -118,6 +120,8 @@ def test_the_client_gets_its_own_exception_types(art: ModuleType, stack: Any):
         client = art.serverless.client.Client(api_key=stack.api_key, base_url=f"{stack.base_url}/v1")
         with pytest.raises(openai.UnprocessableEntityError, match="tuneyard/tiny"):
             await client.models.create(project="p", name="n", base_model="nothing")
+        await stranger.close()
+        await client.close()
 
     asyncio.run(refuse())
 
@@ -145,13 +149,13 @@ async def to_the_end(client: Any, job_id: str) -> list[Any]:
 
 
 def test_a_held_page_of_events_comes_as_soon_as_there_is_news(stack: Any):
-    client = httpx.Client(base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.api_key}"}, timeout=60)
-    model = client.post(
-        "/v1/preview/models", json={"project": "judges", "name": uuid.uuid4().hex, "base_model": "tuneyard/tiny"}
-    ).json()
-    body = {"model_id": model["id"], "trajectory_groups": []}
-    job = client.post("/v1/preview/training-jobs", json=body).json()
+    headers = {"Authorization": f"Bearer {stack.api_key}"}
+    with httpx.Client(base_url=stack.base_url, headers=headers, timeout=60) as client:
+        body = {"project": "judges", "name": uuid.uuid4().hex, "base_model": "tuneyard/tiny"}
+        model = client.post("/v1/preview/models", json=body).json()
+        body = {"model_id": model["id"], "trajectory_groups": []}
+        job = client.post("/v1/preview/training-jobs", json=body).json()
 
-    page = client.get(f"/v1/preview/training-jobs/{job['id']}/events").json()
+        page = client.get(f"/v1/preview/training-jobs/{job['id']}/events").json()
 
     assert page["data"][-1]["type"] in ("warning", "training_ended")

@@ -66,8 +66,8 @@ def test_a_packed_row_is_what_each_conversation_computes_alone(
         mine = row.history == number
         alone, entropy = slow_logprobs(slow, given[owner])
         total = total + (alone * weights[mine]).sum()
-        torch.testing.assert_close(logprobs[mine], alone.detach(), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(entropies[mine], entropy.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logprobs[mine], alone.detach().float(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(entropies[mine], entropy.float(), rtol=1e-5, atol=1e-5)
     total.backward()
     assert_equal_gradients(gradients, slow_gradients(slow))
 
@@ -127,7 +127,9 @@ def test_branching_conversations_share_their_turns(
     for number, owner in enumerate(row.owners):
         alone, _ = slow_logprobs(slow, given[owner])
         total = total + (alone * weights[row.history == number]).sum()
-        torch.testing.assert_close(logprobs[row.history == number], alone.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            logprobs[row.history == number], alone.detach().float(), rtol=1e-5, atol=1e-5
+        )
     total.backward()
     assert_equal_gradients(gradients, slow_gradients(slow))
 

@@ -245,7 +245,8 @@ def test_tokens_without_logprobs_are_kept_and_train_only_where_that_is_allowed(b
     "spelling", ["token_ids", "model_extra", "token_id:n", "bytes", "text", "vocabulary"]
 )
 def test_tokens_are_found_however_the_server_recorded_them(base: Base, spelling: str):
-    ids = [*base.tokenizer.encode(" maybe né", add_special_tokens=False), base.tokenizer.eos_token_id]
+    words = " maybe not" if spelling == "text" else " maybe né"
+    ids = [*base.tokenizer.encode(words, add_special_tokens=False), base.tokenizer.eos_token_id]
     told = choice(ids)
     told.pop("token_ids")
     for entry, token in zip(told["logprobs"]["content"], ids, strict=True):

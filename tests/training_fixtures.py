@@ -23,7 +23,7 @@ from tuneyard_host.bases import Base
 from tuneyard_host.training.adapters import Learner, learner_for
 from tuneyard_host.training.packing import History
 
-LORA = LoraSettings(rank=4, alpha=8.0, seed=1)
+LORA = LoraSettings(rank=4, alpha=4.0, seed=1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,7 +45,7 @@ def files(base: Base, tmp_path_factory: pytest.TempPathFactory) -> dict[str, byt
     torch.manual_seed(3)
     settings = peft.LoraConfig(
         r=LORA.rank,
-        lora_alpha=8,
+        lora_alpha=4,
         target_modules=list(LORA_TARGETS),
         init_lora_weights=False,
         task_type="CAUSAL_LM",
@@ -64,11 +64,11 @@ def learner(base: Base, files: dict[str, bytes]) -> Learner:
 
 
 def twin(base: Base, files: dict[str, bytes], folder: Path) -> Any:
-    """The same model and adapter as Hugging Face and peft compute them, ready for gradients."""
+    """The same model and adapter as Hugging Face and peft compute them in float64, ready for gradients."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
     with quiet_peft():
-        return peft.PeftModel.from_pretrained(plain(base), folder, is_trainable=True).eval()
+        return peft.PeftModel.from_pretrained(plain(base), folder, is_trainable=True).eval().double()
 
 
 def plain(base: Base) -> Any:
@@ -95,7 +95,7 @@ def slow_logprobs(model: Any, history: History) -> tuple[Tensor, Tensor]:
     entropy = -(distribution.exp() * distribution).sum(-1)
     return (
         torch.stack([distribution[place - 1, history.ids[place]] for place in trained]),
-        torch.stack([entropy[place - 1] for place in trained]),
+        torch.stack([entropy[place - 1] for place in trained]).detach(),
     )
 
 
@@ -113,10 +113,10 @@ def slow_gradients(model: Any) -> dict[str, Tensor]:
 def assert_equal_gradients(
     ours: dict[str, Tensor], slow: dict[str, Tensor], *, tolerance: float = 1e-5
 ) -> None:
-    """Every matrix, relative to its own largest gradient."""
+    """Every matrix, relative to its own size."""
     assert ours.keys() == slow.keys()
     for name, value in slow.items():
-        assert float((ours[name] - value).abs().max()) <= tolerance * float(value.abs().max()), name
+        assert float((ours[name] - value).norm()) <= tolerance * float(value.norm()), name
 
 
 def histories(sizes: Sequence[tuple[int, int]], *, prompts: Sequence[int], seed: int = 0) -> list[History]:

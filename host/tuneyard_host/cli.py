@@ -62,6 +62,19 @@ def up(
 
 
 @app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the picture, and the stack of its own, are kept.")] = Path("demo-out"),
+    base_url: Annotated[str | None, typer.Option(help="Use this running stack instead of one of its own.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="The key to that stack.")] = None,
+) -> None:
+    """Train by RL and by SFT through the public API, chat with the result, and end."""
+    with _told_in_a_sentence():
+        from tuneyard_host.demo import story
+
+        story.run(out, base_url=base_url, api_key=api_key)
+
+
+@app.command()
 def trainer(
     name: Annotated[str | None, typer.Option(help="The worker's name; a fresh one by default.")] = None,
     lock: Annotated[

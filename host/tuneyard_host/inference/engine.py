@@ -38,8 +38,6 @@ class Limits:
     waiting: int = 8192
     chunk: int = 256
     """Prompt tokens that are read between two tokens of everybody else."""
-    bucket: int = 64
-    """Attention looks at a multiple of this many positions."""
     worth_waiting: int = 32
     """Tokens of a shared prompt that are worth waiting for, when another row is just reading them."""
     memory: int = 4 << 30
@@ -57,7 +55,7 @@ class Engine:
         self.running: list[Sequence | None] = []
         self.waiting = Waiting()
         self._reading: list[Sequence] = []
-        self._mixes = {"read": Mix([]), "write": Mix([])}
+        self._mixes = {"read": Mix([None]), "write": Mix([None])}
         self._clock = 0
         self._work = threading.Condition()
         self._arrived: list[Sequence] = []
@@ -194,7 +192,7 @@ class Engine:
                 finished.append(sequence)
         self._reading = [s for s in self._reading if s.read < len(s.prompt)]
         if finished:
-            self._draw(finished, self.network.logits(hidden[ends]))
+            self._draw(finished, self.network.logits(hidden.index_select(0, torch.tensor(ends, device=hidden.device))))
         return finished
 
     def _shares(self) -> dict[Sequence, int]:
@@ -217,23 +215,20 @@ class Engine:
         if not writers:
             return []
         rows, batch = self.rows, len(self.running)
-        tokens, positions = (torch.from_numpy(line[:batch]).to(self.network.device) for line in (rows.last, rows.filled))
-        reach = int(rows.filled[:batch].max()) + 1
-        reach = min(-(-reach // self.limits.bucket) * self.limits.bucket, self.context)
         mix = self._mix("write", [None if s is None else s.adapter for s in self.running])
-        hidden = self.network.decode(tokens, positions, rows.memory, reach, mix)
+        hidden = self.network.decode(rows.last[:batch], rows.filled[:batch], rows.memory, mix)
         index = np.array([s.row for s in writers])
         rows.held[index, rows.filled[index]] = rows.last[index]
         rows.filled[index] += 1
         rows.promised[index] = rows.filled[index]
         if len(writers) < batch:
-            hidden = hidden[torch.from_numpy(index).to(hidden.device)]
+            hidden = hidden.index_select(0, torch.from_numpy(index).to(hidden.device))
         self._draw(writers, self.network.logits(hidden))
         return writers
 
     def _mix(self, use: str, owners: list[Adapter | None]) -> Mix:
         """The adapters of a batch side by side; kept from step to step as long as they serve."""
-        adapters = list({owner.id: owner for owner in owners if owner is not None}.values())
+        adapters = list({"" if owner is None else owner.id: owner for owner in owners}.values())
         if not self._mixes[use].covers(adapters):
             self._mixes[use] = Mix(adapters)
         return self._mixes[use].choose(owners)

@@ -1,7 +1,7 @@
 """LoRA adapters, and any mix of them in one batch.
 
-The adapters of a batch are laid side by side: h = x A, where A has the columns of every adapter; the columns that are
-not a row's own are set to zero; y = y + h B. Two matrix products per site whatever the mix, and exact.
+Rows are brought together by adapter, in groups of equal size, and two batched matrix products per site do the work of
+all: y + (x A) B with each row's own A and B. No row pays for another's adapter, and each adapter is read once.
 """
 
 from __future__ import annotations
@@ -44,39 +44,43 @@ class Adapter:
 class Mix:
     """The adapters of one batch; ``add`` gives each row the change of its own adapter."""
 
-    def __init__(self, adapters: Sequence[Adapter]) -> None:
-        self.adapters = tuple(adapters)
-        self.index = {adapter.id: i for i, adapter in enumerate(adapters)}
+    def __init__(self, adapters: Sequence[Adapter | None]) -> None:
+        """``adapters``: each different one that rows of the batch have; None is the base model, which adds nothing."""
+        real = [adapter for adapter in adapters if adapter is not None]
+        self._index = {_name(adapter): i for i, adapter in enumerate(adapters)}
         self._pairs: list[dict[str, Pair]] = []
-        self._own: dict[str, Tensor] = {}
-        self._masks: dict[str, Tensor] | None = None
-        if not adapters:
-            return
-        for layer in range(len(adapters[0].pairs)):
-            pairs = [adapter.pairs[layer] for adapter in adapters]
-            self._pairs.append({site: _side_by_side([pair[site] for pair in pairs]) for site in SITES})
-        for site in SITES:
-            ranks = [adapter.rank(site) for adapter in adapters]
-            a = self._pairs[0][site][0]
-            own = torch.zeros(len(adapters) + 1, sum(ranks), dtype=a.dtype, device=a.device)
-            for i, rank in enumerate(ranks):
-                own[i, sum(ranks[:i]) : sum(ranks[:i]) + rank] = 1
-            self._own[site] = own
+        """(n, in, R) and (n, R, out) for each layer and site."""
+        self._order: Tensor | None = None
+        self._back: Tensor | None = None
+        ranks = {site: max((adapter.rank(site) for adapter in real), default=0) for site in SITES}
+        for layer in range(len(real[0].pairs) if real else 0):
+            alike = real[0].pairs[layer]
+            pairs = [alike if adapter is None else adapter.pairs[layer] for adapter in adapters]
+            stacked = {site: _stacked([pair[site] for pair in pairs], ranks[site]) for site in SITES}
+            for i, adapter in enumerate(adapters):
+                if adapter is None:
+                    for _, b in stacked.values():
+                        b[i] = 0
+            self._pairs.append(stacked)
 
-    def covers(self, adapters: Sequence[Adapter]) -> bool:
-        """Whether this mix can serve them, without carrying more than twice their number."""
-        needed = {adapter.id for adapter in adapters}
-        return needed <= self.index.keys() and len(self.adapters) <= max(2 * len(needed), 0)
+    def covers(self, adapters: Sequence[Adapter | None]) -> bool:
+        """Whether this mix can serve them, without carrying twice their number."""
+        needed = {_name(adapter) for adapter in adapters}
+        return needed <= self._index.keys() and len(self._index) < 2 * len(needed)
 
     def choose(self, owners: Sequence[Adapter | None]) -> Mix:
-        """Say which adapter each row of the coming batch has; None is the base model."""
-        if not self.adapters:
-            return self
-        picks = [-1 if owner is None else self.index[owner.id] for owner in owners]
-        self._masks = None
-        if len(self.adapters) > 1 or -1 in picks:
-            index = torch.tensor(picks, device=self._own["o"].device)
-            self._masks = {site: own[index] for site, own in self._own.items()}
+        """Say which adapter each row of the coming batch has."""
+        if len(self._index) > 1:
+            groups: list[list[int]] = [[] for _ in self._index]
+            places = []
+            for row, owner in enumerate(owners):
+                group = groups[self._index[_name(owner)]]
+                places.append((self._index[_name(owner)], len(group)))
+                group.append(row)
+            size = max(map(len, groups))
+            device = self._pairs[0]["o"][0].device
+            self._order = torch.tensor([row for g in groups for row in g + [0] * (size - len(g))], device=device)
+            self._back = torch.tensor([group * size + place for group, place in places], device=device)
         return self
 
     def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> Tensor:
@@ -84,14 +88,20 @@ class Mix:
         if not self._pairs:
             return y
         a, b = self._pairs[layer][site]
-        h = x @ a
-        if self._masks is not None:
-            h = h * self._masks[site]
-        return torch.addmm(y, h, b)
+        if self._order is None or self._back is None:
+            return torch.addmm(y, x.mm(a[0]), b[0])
+        grouped = x.index_select(0, self._order).view(len(a), -1, x.shape[1])
+        changes = grouped.bmm(a).bmm(b).view(-1, y.shape[1])
+        return changes.index_select(0, self._back).add_(y)
 
 
-def _side_by_side(pairs: list[Pair]) -> Pair:
-    return torch.cat([a for a, _ in pairs], 1), torch.cat([b for _, b in pairs], 0)
+def _name(adapter: Adapter | None) -> str:
+    return "" if adapter is None else adapter.id
+
+
+def _stacked(pairs: list[Pair], rank: int) -> Pair:
+    widened = [_widened(pair, rank) for pair in pairs]
+    return torch.stack([a for a, _ in widened]), torch.stack([b for _, b in widened])
 
 
 def parse(id: str, weights: bytes, config: dict[str, Any], model: Any) -> Adapter:

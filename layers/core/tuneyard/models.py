@@ -8,7 +8,7 @@ from tuneyard import blobs, clock, ids, table
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import Conflict, Forbidden, Invalid, NotFound
 from tuneyard.jobs import cancel_all
-from tuneyard.records import Alias, Checkpoint, Collection, Identity, Model, Run
+from tuneyard.records import REGISTRY_PROJECT, Alias, Checkpoint, Collection, Identity, Label, Model, Run
 from tuneyard.settings import BaseModelSpec, settings
 
 
@@ -45,6 +45,8 @@ def create(
         raise Forbidden(f"Your key belongs to team {caller.team!r} and cannot make a model for {entity!r}.")
     for field, value in (("project", project), ("name", name)):
         _check_name(field, value)
+    if project.startswith(REGISTRY_PROJECT):
+        raise Invalid(f"Projects whose name begins with {REGISTRY_PROJECT!r} are registries.", param="project")
     base_model(base_model_id)
     now = clock.now_ms()
     model = Model(
@@ -70,7 +72,7 @@ def create(
     for _ in range(3):
         try:
             table.transact(
-                table.Put(Collection(name=model.collection, model_id=model.id), new=True),
+                table.Put(_collection(model), new=True),
                 table.Put(model, new=True),
                 table.Put(run, new=True),
             )
@@ -79,7 +81,11 @@ def create(
             existing = _named(model.collection)
         if existing is not None:
             return _existing(existing, model, return_existing=return_existing, lora=lora)
-    raise Conflict(f"The model {model.collection!r} is being made or deleted just now. Try again.")
+    raise Conflict(
+        f"The name {model.collection!r} belongs to a data set, or to a model that is being deleted just now. "
+        "Try again, or use another name.",
+        param="name",
+    )
 
 
 def get(caller: Identity, model_id: str) -> Model:
@@ -140,7 +146,7 @@ def delete(caller: Identity, model_id: str) -> None:
         try:
             table.transact(
                 table.Put(gone, when=unchanged),
-                table.Delete(Collection, (model.collection,), when=Attr("model_id").eq(model.id)),
+                table.Delete(Collection, (model.collection,), when=Attr("id").eq(model.id)),
             )
             break
         except table.ConditionFailed:
@@ -157,13 +163,22 @@ def finish_deletion(model: Model, *, by: str) -> None:
     while aliases := table.children(Alias, model.id, limit=100):
         for alias in aliases:
             table.write(table.Delete(Alias, (model.id, alias.alias)))
+    while labels := table.children(Label, model.id, limit=100):
+        for label in labels:
+            table.write(table.Delete(Label, (model.id, label.version, label.kind, label.name)))
     blobs.delete_prefix(blobs.model_prefix(model.id))
     table.write(table.Delete(Model, (model.id,)))
 
 
+def _collection(model: Model) -> Collection:
+    return Collection(
+        name=model.collection, id=model.id, created_at=model.created_at, created_by=model.created_by
+    )
+
+
 def _named(collection: str) -> Model | None:
     row = table.get(Collection, collection)
-    model = table.get(Model, row.model_id) if row is not None else None
+    model = table.get(Model, row.id) if row is not None and row.kind == "model" else None
     return model if model is not None and model.deleted_at is None else None
 
 

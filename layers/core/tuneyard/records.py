@@ -46,6 +46,17 @@ class JobKind(StrEnum):
     SFT = "sft"
 
 
+class EventType(StrEnum):
+    """What automations listen to; the last one tells operators that a webhook was disabled."""
+
+    ADD_ARTIFACT_ALIAS = "ADD_ARTIFACT_ALIAS"
+    ADD_ARTIFACT_TAG = "ADD_ARTIFACT_TAG"
+    LINK_ARTIFACT = "LINK_ARTIFACT"
+    RUN_METRIC = "RUN_METRIC"
+    RUN_STATE = "RUN_STATE"
+    WEBHOOK_DISABLED = "webhook.disabled"
+
+
 class Team(Record):
     """Who owns models, keys and bills; its name is the ``entity`` of everything it owns."""
 
@@ -61,8 +72,20 @@ class ApiKey(Record):
     team: str
     user: str
     role: Role
+    name: str = ""
     created_at: int
     revoked_at: int | None = None
+
+
+class Member(Record):
+    """A user of a team; ``admin_of`` names the projects and registries that a plain member administers."""
+
+    team: str
+    user: str
+    role: Role
+    admin_of: list[str] = Field(default_factory=list)
+    """``project:{project}`` and ``registry:{registry}``."""
+    created_at: int
 
 
 class Identity(NamedTuple):
@@ -135,10 +158,34 @@ class OpenJob(Record):
 
 
 class Collection(Record):
-    """The name of an artifact collection, ``entity/project/name``, and the model whose checkpoints are its versions."""
+    """The name of an artifact collection, ``entity/project/name``, and what its versions are.
+
+    The versions of a model's collection are its checkpoints, and the model's id is the collection's. Other collections
+    have versions of their own: files of a data set, or in a registry links to versions elsewhere.
+    """
 
     name: str
-    model_id: str
+    id: str
+    """What its aliases, versions and labels hang on; the model's id when it is a model's."""
+    kind: Literal["model", "dataset", "registry"] = "model"
+    versions: int = 0
+    """How many versions of its own it ever had: the number of the next one."""
+    created_at: int = 0
+    created_by: str = ""
+
+    @property
+    def scope(self) -> str:
+        """The ``entity/project`` that it is in."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def short_name(self) -> str:
+        """Its name inside its project."""
+        return self.name.rpartition("/")[2]
+
+    def version_name(self, version: int) -> str:
+        """The alias that a version has for ever: ``step{N}`` of a checkpoint, ``v{N}`` of others."""
+        return f"step{version}" if self.kind == "model" else f"v{version}"
 
 
 class Alias(Record):
@@ -150,6 +197,49 @@ class Alias(Record):
     collection_id: str
     alias: str
     version: int
+
+
+class Version(Record):
+    """A version of a collection: files with metadata; in a registry also what it is a link to."""
+
+    id: str
+    collection_id: str
+    version: int
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    files: list[CheckpointFile] = Field(default_factory=list)
+    prefix: str
+    source: str | None = None
+    """In a registry: the version that is linked, ``entity/project/name:version``."""
+    created_at: int
+    created_by: str
+
+
+class Label(Record):
+    """An alias, a tag or a link as a list of versions shows it, sorted by version."""
+
+    collection_id: str
+    version: int
+    kind: Literal["alias", "tag", "link"]
+    name: str
+    """The alias or tag; of a link the registry's collection, ``entity/project/name:version``."""
+
+
+REGISTRY_PROJECT = "wandb-registry-"
+"""A registry's collections are those of a project of this name and the registry's."""
+
+
+class Registry(Record):
+    """A place of a team that versions of all its projects are linked into."""
+
+    team: str
+    name: str
+    created_at: int
+    created_by: str
+
+    @property
+    def scope(self) -> str:
+        """The ``entity/project`` that its collections are in."""
+        return f"{self.team}/{REGISTRY_PROJECT}{self.name}"
 
 
 class Idempotency(Record):
@@ -239,18 +329,25 @@ class ArtifactEvent(Record):
     """Something that happened to an artifact or a run; written in one transaction with the change itself."""
 
     id: str
-    type: Literal["ADD_ARTIFACT_ALIAS", "ADD_ARTIFACT_TAG", "LINK_ARTIFACT", "RUN_METRIC", "RUN_STATE"]
+    type: EventType
     entity: str
     project: str
     author: str
     collection: str | None = None
     version: int | None = None
+    version_name: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """What was known of the artifact version at that moment; it stays in the table and does not go on the bus."""
+    also_in: str | None = None
+    """Another ``entity/project`` that it happened in: of a link, where the linked version comes from."""
     alias: str | None = None
     tag: str | None = None
     run_id: str | None = None
     data: dict[str, Any] = Field(default_factory=dict)
     created_at: int
     published_at: int | None = None
+    expires: int | None = None
+    """Seconds since 1970: when the table forgets it."""
 
 
 class Worker(Record):
@@ -263,3 +360,4 @@ class Worker(Record):
 
 
 Checkpoint.model_rebuild()
+Version.model_rebuild()

@@ -29,6 +29,7 @@ class Settings(BaseSettings):
     bucket_name: str
     training_queue_url: str
     event_queue_url: str
+    delivery_queue_url: str
     bus_name: str
     base_models: list[BaseModelSpec] = Field(min_length=1)
     inference_engine_url: str = ""
@@ -42,6 +43,17 @@ class Settings(BaseSettings):
     project_concurrency: int = 6000
     scale_to_zero: bool = False
     worker_hour_price: float = 0.0
+    secret_prefix: str = "tuneyard"
+    own_hosts: list[str] = Field(default_factory=list)
+    """Names of this API, where webhooks may not go."""
+    allow_local_targets: bool = False
+    """Webhooks and training data may come from private addresses and over plain HTTP: for the laptop alone."""
+    webhook_ports: list[int] = [443]
+    webhook_schedule: list[int] = Field([0, 5, 300, 1800, 7200, 18000, 36000, 36000], min_length=1)
+    """Seconds from each failed attempt to the next; as many attempts as there are entries."""
+    webhook_seconds: float = Field(15.0, gt=0, le=25)
+    webhook_in_flight: int = Field(10, ge=1, le=100)
+    fires_per_minute: int = Field(60, ge=1)
 
 
 @lru_cache

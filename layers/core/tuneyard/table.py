@@ -1,14 +1,20 @@
 """The table: the one module that can spell a key.
 
-row             pk                          sk                          by_team / by_model / due
+row             pk                          sk                          by_team / by_model / by_webhook / by_trigger /
+                                                                        due
 Team            TEAM#{team}                 TEAM
+Member          TEAM#{team}                 MEMBER#{user}
+Secret          TEAM#{team}                 SECRET#{name}
+Registry        TEAM#{team}                 REGISTRY#{name}
 ApiKey          KEY#{sha256}                KEY                         by_team TEAM#{team}#KEYS
 Model           MODEL#{id}                  MODEL                       by_team TEAM#{team}#MODELS,
                                                                         due MODELS when deleted
 Checkpoint      MODEL#{id}                  STEP#{step}
 OpenJob         MODEL#{id}                  OPEN#{created_at}#{job}     jobs of a model that are not final, in order
-Collection      COLLECTION#{name}           COLLECTION                  makes {entity}/{project}/{name} unique
+Collection      PROJECT#{entity}/{project}  COLLECTION#{name}           makes {entity}/{project}/{name} unique
 Alias           ALIASES#{collection id}     ALIAS#{alias}
+Version         VERSIONS#{collection id}    VERSION#{version}
+Label           LABELS#{collection id}      LABEL#{version}#{kind}#{name}
 Job             JOB#{id}                    JOB                         by_team TEAM#{team}#JOBS,
                                                                         by_model MODEL#{id}#JOBS,
                                                                         due JOBS while not final
@@ -16,6 +22,18 @@ JobEvent        JOB#{id}                    EVENT#{seq}
 Run             RUN#{id}                    RUN
 RunRow          RUN#{id}                    ROW#{row}
 ArtifactEvent   EVENT#{id}                  EVENT                       due EVENTS until published
+Webhook         WEBHOOK#{id}                WEBHOOK                     by_team TEAM#{team}#WEBHOOKS
+Slot            WEBHOOK#{id}                SLOT#{number}               expires
+Waiting         WEBHOOK#{id}                WAITING#{due_at}#{delivery} expires
+Automation      AUTOMATION#{id}             AUTOMATION                  by_team TEAM#{team}#AUTOMATIONS,
+                                                                        by_trigger SCOPE#{scope}#{event} while enabled
+Pace            AUTOMATION#{id}             PACE
+Fired           AUTOMATION#{id}             RUN#{run}                   expires
+Delivery        DELIVERY#{id}               DELIVERY                    by_webhook WEBHOOK#{id}#DELIVERIES,
+                                                                        by_trigger AUTOMATION#{id}#DELIVERIES,
+                                                                        due DELIVERIES#{shard} while open,
+                                                                        due HELD#{webhook} while held; expires
+Attempt         DELIVERY#{id}               ATTEMPT#{number}            expires
 Idempotency     IDEMPOTENCY#{team}          KEY#{sha256}                expires
 Worker          WORKERS                     WORKER#{kind}#{name}        expires
 
@@ -31,7 +49,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import boto3
 from boto3.dynamodb.conditions import Attr, ConditionBase, ConditionExpressionBuilder, Key
@@ -49,15 +67,31 @@ from tuneyard.records import (
     Idempotency,
     Job,
     JobEvent,
+    Label,
+    Member,
     Model,
     OpenJob,
     Record,
+    Registry,
     Run,
     RunRow,
     Team,
+    Version,
     Worker,
 )
 from tuneyard.settings import settings
+from tuneyard.webhook_records import (
+    Attempt,
+    Automation,
+    Delivery,
+    DeliveryStatus,
+    Fired,
+    Pace,
+    Secret,
+    Slot,
+    Waiting,
+    Webhook,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -65,35 +99,76 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Record)
 Keys = tuple[str, str]
 
+
+class Place(NamedTuple):
+    """Where a record stands in an index, known without the record."""
+
+    created_at: int
+    id: str
+
+
+
 _KEYS: dict[type[Record], Callable[..., Keys]] = {
     Team: lambda name: (f"TEAM#{name}", "TEAM"),
+    Member: lambda team, user: (f"TEAM#{team}", f"MEMBER#{user}"),
+    Secret: lambda team, name: (f"TEAM#{team}", f"SECRET#{name}"),
+    Registry: lambda team, name: (f"TEAM#{team}", f"REGISTRY#{name}"),
     ApiKey: lambda hash: (f"KEY#{hash}", "KEY"),
     Model: lambda id: (f"MODEL#{id}", "MODEL"),
     Checkpoint: lambda model_id, step: (f"MODEL#{model_id}", f"STEP#{step:010d}"),
     OpenJob: lambda model_id, created_at, job_id: (f"MODEL#{model_id}", f"OPEN#{created_at:013d}#{job_id}"),
-    Collection: lambda name: (f"COLLECTION#{name}", "COLLECTION"),
+    Collection: lambda *path: _in_project("/".join(path)),
     Alias: lambda collection_id, alias: (f"ALIASES#{collection_id}", f"ALIAS#{alias}"),
+    Version: lambda collection_id, version: (f"VERSIONS#{collection_id}", f"VERSION#{version:010d}"),
+    Label: lambda collection_id, version, kind, name: (
+        f"LABELS#{collection_id}",
+        f"LABEL#{version:010d}#{kind}#{name}",
+    ),
     Job: lambda id: (f"JOB#{id}", "JOB"),
     JobEvent: lambda job_id, seq: (f"JOB#{job_id}", f"EVENT#{seq:010d}"),
     Run: lambda id: (f"RUN#{id}", "RUN"),
     RunRow: lambda run_id, row: (f"RUN#{run_id}", f"ROW#{row:010d}"),
     ArtifactEvent: lambda id: (f"EVENT#{id}", "EVENT"),
+    Webhook: lambda id: (f"WEBHOOK#{id}", "WEBHOOK"),
+    Slot: lambda webhook_id, number: (f"WEBHOOK#{webhook_id}", f"SLOT#{number:03d}"),
+    Waiting: lambda webhook_id, due_at, delivery_id: (
+        f"WEBHOOK#{webhook_id}",
+        f"WAITING#{due_at:013d}#{delivery_id}",
+    ),
+    Automation: lambda id: (f"AUTOMATION#{id}", "AUTOMATION"),
+    Pace: lambda automation_id: (f"AUTOMATION#{automation_id}", "PACE"),
+    Fired: lambda automation_id, run_id: (f"AUTOMATION#{automation_id}", f"RUN#{run_id}"),
+    Delivery: lambda id: (f"DELIVERY#{id}", "DELIVERY"),
+    Attempt: lambda delivery_id, number: (f"DELIVERY#{delivery_id}", f"ATTEMPT#{number:06d}"),
     Idempotency: lambda team, hash: (f"IDEMPOTENCY#{team}", f"KEY#{hash}"),
     Worker: lambda kind, name: ("WORKERS", f"WORKER#{kind}#{name}"),
 }
 _IDENTITY: dict[type[Record], tuple[str, ...]] = {
     Team: ("name",),
+    Member: ("team", "user"),
+    Secret: ("team", "name"),
+    Registry: ("team", "name"),
     ApiKey: ("hash",),
     Model: ("id",),
     Checkpoint: ("model_id", "step"),
     OpenJob: ("model_id", "created_at", "job_id"),
     Collection: ("name",),
     Alias: ("collection_id", "alias"),
+    Version: ("collection_id", "version"),
+    Label: ("collection_id", "version", "kind", "name"),
     Job: ("id",),
     JobEvent: ("job_id", "seq"),
     Run: ("id",),
     RunRow: ("run_id", "row"),
     ArtifactEvent: ("id",),
+    Webhook: ("id",),
+    Slot: ("webhook_id", "number"),
+    Waiting: ("webhook_id", "due_at", "delivery_id"),
+    Automation: ("id",),
+    Pace: ("automation_id",),
+    Fired: ("automation_id", "run_id"),
+    Delivery: ("id",),
+    Attempt: ("delivery_id", "number"),
     Idempotency: ("team", "hash"),
     Worker: ("kind", "name"),
 }
@@ -111,6 +186,31 @@ _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
         **({} if r.status.final else {"due": ("JOBS", _when(r))}),
     },
     ArtifactEvent: lambda r: {} if r.published_at else {"due": ("EVENTS", _when(r))},
+    Webhook: lambda r: {"by_team": (f"TEAM#{r.team}#WEBHOOKS", _when(r))},
+    Automation: lambda r: {
+        "by_team": (f"TEAM#{r.team}#AUTOMATIONS", _when(r)),
+        **({"by_trigger": (f"SCOPE#{r.scope}#{r.event}", _when(r))} if r.enabled else {}),
+    },
+    Delivery: lambda r: {
+        "by_webhook": (f"WEBHOOK#{r.webhook_id}#DELIVERIES", _when(r)),
+        "by_trigger": (f"AUTOMATION#{r.automation_id}#DELIVERIES", _when(r)),
+        **_due_delivery(r),
+    },
+}
+_PARTITIONS: dict[tuple[type[Record], str], str] = {
+    (ApiKey, "by_team"): "TEAM#{}#KEYS",
+    (Model, "by_team"): "TEAM#{}#MODELS",
+    (Model, "due"): "MODELS",
+    (Job, "by_team"): "TEAM#{}#JOBS",
+    (Job, "by_model"): "MODEL#{}#JOBS",
+    (Job, "due"): "JOBS",
+    (ArtifactEvent, "due"): "EVENTS",
+    (Webhook, "by_team"): "TEAM#{}#WEBHOOKS",
+    (Automation, "by_team"): "TEAM#{}#AUTOMATIONS",
+    (Automation, "by_trigger"): "SCOPE#{}",
+    (Delivery, "by_webhook"): "WEBHOOK#{}#DELIVERIES",
+    (Delivery, "by_trigger"): "AUTOMATION#{}#DELIVERIES",
+    (Delivery, "due"): "HELD#{}",
 }
 _CHILDREN: dict[type[Record], tuple[str, str]] = {
     Checkpoint: ("MODEL#", "STEP#"),
@@ -119,6 +219,15 @@ _CHILDREN: dict[type[Record], tuple[str, str]] = {
     JobEvent: ("JOB#", "EVENT#"),
     RunRow: ("RUN#", "ROW#"),
     Worker: ("WORKERS", "WORKER#"),
+    Member: ("TEAM#", "MEMBER#"),
+    Secret: ("TEAM#", "SECRET#"),
+    Registry: ("TEAM#", "REGISTRY#"),
+    Collection: ("PROJECT#", "COLLECTION#"),
+    Version: ("VERSIONS#", "VERSION#"),
+    Label: ("LABELS#", "LABEL#"),
+    Slot: ("WEBHOOK#", "SLOT#"),
+    Waiting: ("WEBHOOK#", "WAITING#"),
+    Attempt: ("DELIVERY#", "ATTEMPT#"),
 }
 _WRITE, _READ = TypeSerializer(), TypeDeserializer()
 
@@ -265,19 +374,23 @@ def listed(
     index: str,
     owner: str,
     *,
-    after: R | None = None,
+    after: R | Place | None = None,
     limit: int,
     descending: bool = False,
     only: ConditionBase | None = None,
 ) -> list[R]:
     """At most ``limit`` records of an index partition, in order of creation; see the table of indexes above."""
-    partition = {"by_team": f"TEAM#{owner}#", "by_model": f"MODEL#{owner}#", "due": ""}[index]
-    partition += {ApiKey: "KEYS", Model: "MODELS", Job: "JOBS", ArtifactEvent: "EVENTS"}[kind]
-    condition: ConditionBase = Key(f"{index}_pk").eq(partition)
+    condition: ConditionBase = Key(f"{index}_pk").eq(_PARTITIONS[kind, index].format(owner))
     if after is not None:
         edge = Key(f"{index}_sk")
         condition &= edge.lt(_when(after)) if descending else edge.gt(_when(after))
     return [_record(kind, item) for item in _query(condition, index, limit, descending, only=only)]
+
+
+def due_deliveries(shard: int, *, until: int, limit: int) -> list[Delivery]:
+    """The deliveries of a shard whose time or whose sender's lease is over, the longest overdue first."""
+    condition = Key("due_pk").eq(f"DELIVERIES#{shard}") & Key("due_sk").lt(f"{until:013d}#")
+    return [_record(Delivery, item) for item in _query(condition, "due", limit, descending=False)]
 
 
 def reachable() -> None:
@@ -408,6 +521,22 @@ def _expression(
 def _key(kind: type[Record], identity: tuple[Any, ...]) -> dict[str, Any]:
     pk, sk = _KEYS[kind](*identity)
     return {"pk": {"S": pk}, "sk": {"S": sk}}
+
+
+def _in_project(path: str) -> Keys:
+    project, _, name = path.rpartition("/")
+    return f"PROJECT#{project}", f"COLLECTION#{name}"
+
+
+def _due_delivery(r: Delivery) -> dict[str, Keys]:
+    match r.status:
+        case DeliveryStatus.PENDING:
+            return {"due": (f"DELIVERIES#{r.shard}", f"{r.due_at:013d}#{r.id}")}
+        case DeliveryStatus.ATTEMPTING:
+            return {"due": (f"DELIVERIES#{r.shard}", f"{r.lease_until or 0:013d}#{r.id}")}
+        case DeliveryStatus.HELD:
+            return {"due": (f"HELD#{r.webhook_id}", _when(r))}
+    return {}
 
 
 def _when(record: Any) -> str:
