@@ -111,7 +111,10 @@ def test_loss_and_gradients_of_a_job_are_those_of_an_unpacked_loop(
     assert metrics["kl_policy_ref"] == pytest.approx(divergence, rel=1e-5, abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
     scale = min(1.0, 0.1 / (norm + 1e-6))
-    assert_equal_gradients({name: value / scale for name, value in learner.gradients().items()}, wanted)
+    ours = {name: value / scale for name, value in learner.gradients().items()}
+    assert_equal_gradients(
+        ours, wanted, tolerance=2e-5
+    )  # rounding alone puts fp32 1e-5 away from float64 here
 
 
 def test_the_same_job_makes_the_same_bits(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from aws_lambda_powertools import Logger
@@ -22,13 +22,10 @@ from tuneyard.settings import settings
 
 from tuneyard_host import bases
 from tuneyard_host.training import work
+from tuneyard_host.training.work import Stopped, Teller
 
 logger = Logger(service="trainer")
 _SEEN_EVERY_SECONDS = 20
-
-
-class Stopped(Exception):
-    """The trainer is told to stop while a job runs."""
 
 
 def serve(*, name: str, stop: threading.Event) -> None:
@@ -68,7 +65,7 @@ def _train(job: Job, stop: threading.Event) -> None:
     """
     teller = Teller(job, stop)
     try:
-        work.run(job, teller.tell)
+        work.run(job, teller)
         logger.info("job succeeded", job_id=job.id)
     except TrainingError as error:
         _fail(teller.job, str(error))
@@ -98,25 +95,6 @@ def _fail(job: Job, reason: str) -> None:
         leases.fail(job, reason)
     except Lost:
         logger.warning("job is no longer ours", job_id=job.id)
-
-
-class Teller:
-    """Appends a job's events in order, and passes over those that an earlier life of the job has written."""
-
-    def __init__(self, job: Job, stop: threading.Event) -> None:
-        self.job = job
-        self._stop = stop
-        self._written = job.progress
-        self._told = 0
-
-    def tell(self, kind: str, data: dict[str, Any], **changes: Any) -> Job:
-        """Append the job's next event; Lost when the job is no longer ours, Stopped when the trainer is to stop."""
-        if self._stop.is_set():
-            raise Stopped
-        self._told += 1
-        if self._told > self._written:
-            self.job = leases.report(self.job, kind, data, **changes)
-        return self.job
 
 
 class Heartbeat:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
@@ -24,20 +25,43 @@ from tuneyard_host import bases
 from tuneyard_host.training import adapters, rl, sft
 from tuneyard_host.training.adapters import Learner
 from tuneyard_host.training.plans import Plan
+from tuneyard_host.training.progress import Mark, Progress
 
-Tell = Callable[..., Job]
 _GROUPS = TypeAdapter(list[TrajectoryGroup])
 
 
-class Prepared(NamedTuple):
-    """A job that is ready to go: what it will do, and the doing, a dictionary of metrics for each gradient step."""
-
-    plan: Plan
-    steps: Iterator[dict[str, float]]
-    seed: int
+class Stopped(Exception):
+    """The trainer is told to stop while a job runs."""
 
 
-def run(job: Job, tell: Tell) -> None:
+class Teller:
+    """Appends a job's events in order, and passes over those that an earlier life of the job has written."""
+
+    def __init__(self, job: Job, stop: threading.Event) -> None:
+        self.job = job
+        self._stop = stop
+        self._written = job.progress
+        self._told = 0
+
+    def pass_over(self, count: int) -> None:
+        """Count events as told: those of the gradient steps that a resumed job need not take again."""
+        self._told += count
+
+    def tell(self, kind: str, data: dict[str, Any], **changes: Any) -> Job:
+        """Append the job's next event; Lost when the job is no longer ours, Stopped when the trainer is to stop."""
+        if self._stop.is_set():
+            raise Stopped
+        self._told += 1
+        if self._told > self._written:
+            self.job = leases.report(self.job, kind, data, **changes)
+        return self.job
+
+
+Steps = Callable[[int], Iterator[dict[str, float]]]
+"""The gradient steps of a job from a number on: a dictionary of metrics for each."""
+
+
+def run(job: Job, teller: Teller) -> None:
     """Load, plan, step, step, commit: each step is an event, and the checkpoint appears together with the last one."""
     model = table.get(Model, job.model_id)
     if model is None:
@@ -45,33 +69,32 @@ def run(job: Job, tell: Tell) -> None:
     learner = adapters.learner_for(bases.load(_base(job)), model.lora)
     resume(learner, job)
     body = _input(job)
-    prepared = (prepare_rl if job.kind is JobKind.RL else prepare_sft)(job, body, learner)
-    plan = prepared.plan
-    job = tell(
-        "training_started",
-        {"num_sequences": plan.num_sequences},
-        num_sequences=plan.num_sequences,
-        num_trained_tokens=plan.num_trained_tokens,
-    )
+    plan, steps = (prepare_rl if job.kind is JobKind.RL else prepare_sft)(job, body, learner)
+    started = {"num_sequences": plan.num_sequences}
+    teller.tell("training_started", started, **started, num_trained_tokens=plan.num_trained_tokens)
     if plan.warnings or plan.notes:
-        job = tell(
+        teller.tell(
             "warning",
             {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."},
         )
-    total: dict[str, float] = {}
-    for done, metrics in enumerate(prepared.steps, start=1):
-        job = tell("gradient_step", metrics, steps_done=done)
+    progress = Progress(job)
+    done, total = progress.load(learner) or Mark(0, {})
+    teller.pass_over(done)
+    for number, metrics in enumerate(steps(done), start=done + 1):
+        teller.tell("gradient_step", metrics, steps_done=number)
         total = {name: total.get(name, 0.0) + value for name, value in metrics.items()}
+        progress.mark(learner, Mark(number, total))
     leases.commit(
-        job,
+        teller.job,
         step=model.last_step + 1,
         files=learner.files(),
         metrics={name: value / plan.num_sequences for name, value in total.items()},
-        lineage=_lineage(job, learner, body, prepared.seed),
+        lineage=_lineage(job, learner, body),
     )
+    progress.forget()
 
 
-def prepare_rl(job: Job, body: bytes, learner: Learner) -> Prepared:
+def prepare_rl(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
     """Read the trajectory groups and plan their rows."""
     try:
         sent = json.loads(body)
@@ -80,19 +103,24 @@ def prepare_rl(job: Job, body: bytes, learner: Learner) -> Prepared:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         place = ".".join(map(str, first["loc"])) + ": " + first["msg"] if first else str(error)
         raise TrainingError(f"The trajectory groups cannot be read: {place}") from error
-    config, seed = RLConfig(**_given(job.experimental_config)), _seed(job)
-    plan = rl.plan(groups, learner.base, config, seed=seed)
-    rate = _rate(job, config.learning_rate)
-    return Prepared(plan, rl.steps(plan, learner, config, rate, reference=_reference(job, config)), seed)
+    config = RLConfig(**_given(job.experimental_config))
+    plan = rl.plan(groups, learner.base, config, seed=_seed(job))
+    rate, before = _rate(job, config.learning_rate), learner.files() if config.precalculate_logprobs else None
+    reference = _reference(job, config)
+
+    def steps(start: int) -> Iterator[dict[str, float]]:
+        return rl.steps(plan, learner, config, rate, start=start, reference=reference, before=before)
+
+    return plan, steps
 
 
-def prepare_sft(job: Job, body: bytes, learner: Learner) -> Prepared:
+def prepare_sft(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
     """Read the conversations and plan their batches."""
     config, extra = SFTConfig(**job.config), SFTExperimentalConfig(**job.experimental_config)
     examples = sft.read_examples(body.splitlines())
-    seed = _seed(job)
-    plan = sft.plan(examples, learner.base, config, extra, seed=seed)
-    return Prepared(plan, sft.steps(plan, learner, config, _rate(job, None)), seed)
+    plan = sft.plan(examples, learner.base, config, extra, seed=_seed(job))
+    rate = _rate(job, None)
+    return plan, lambda start: sft.steps(plan, learner, config, rate, start=start)
 
 
 def resume(learner: Learner, job: Job) -> None:
@@ -159,7 +187,7 @@ def _seed(job: Job) -> int:
     return int.from_bytes(hashlib.sha256(job.id.encode()).digest()[:4], "big")
 
 
-def _lineage(job: Job, learner: Learner, body: bytes, seed: int) -> dict[str, Any]:
+def _lineage(job: Job, learner: Learner, body: bytes) -> dict[str, Any]:
     return {
         "job_id": job.id,
         "parent_step": job.parent_step,
@@ -168,7 +196,7 @@ def _lineage(job: Job, learner: Learner, body: bytes, seed: int) -> dict[str, An
         "data_sha256": hashlib.sha256(body).hexdigest(),
         "config": job.config,
         "experimental_config": job.experimental_config,
-        "seed": seed,
+        "seed": _seed(job),
         "versions": {
             "tuneyard": tuneyard.__version__,
             "torch": torch.__version__,

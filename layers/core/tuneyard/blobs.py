@@ -47,6 +47,11 @@ def checkpoint_prefix(model_id: str, step: int, job_id: str) -> str:
     return f"{model_prefix(model_id)}{step:06d}-{job_id}/"
 
 
+def progress_prefix(job_id: str) -> str:
+    """Where the state of a job that is not over yet lies, for the worker that may have to go on with it."""
+    return f"progress/{job_id}/"
+
+
 def put(key: str, body: bytes) -> None:
     """Store an object; returns when it is durable."""
     _client().put_object(Bucket=settings().bucket_name, Key=key, Body=body)

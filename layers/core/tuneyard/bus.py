@@ -33,7 +33,7 @@ def publish(event: ArtifactEvent) -> None:
                 "EventBusName": settings().bus_name,
                 "Source": SOURCE,
                 "DetailType": event.type,
-                "Detail": event.model_dump_json(exclude_none=True),
+                "Detail": event.model_dump_json(exclude_none=True, exclude={"metadata"}),
             }
         ]
     )

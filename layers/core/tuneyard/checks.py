@@ -56,6 +56,7 @@ class _Unwell(Exception):
 
 def _cpu_queue() -> None:
     queues.waiting(settings().event_queue_url)
+    queues.waiting(settings().delivery_queue_url)
     if not workers.alive("sweep"):
         raise _Unwell("no sweep was seen in the last two minutes")
 

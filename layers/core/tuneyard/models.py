@@ -46,7 +46,9 @@ def create(
     for field, value in (("project", project), ("name", name)):
         _check_name(field, value)
     if project.startswith(REGISTRY_PROJECT):
-        raise Invalid(f"Projects whose name begins with {REGISTRY_PROJECT!r} are registries.", param="project")
+        raise Invalid(
+            f"Projects whose name begins with {REGISTRY_PROJECT!r} are registries.", param="project"
+        )
     base_model(base_model_id)
     now = clock.now_ms()
     model = Model(

@@ -1,11 +1,11 @@
-"""The training queue: FIFO, one message group per model, so the jobs of a model come in order."""
+"""The queues: training (FIFO, one group per model, so the jobs of a model come in order), events, deliveries."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import boto3
 from botocore.exceptions import ClientError
@@ -70,6 +70,44 @@ def delete(message: Message) -> None:
     except ClientError as error:
         if error.response["Error"]["Code"] not in _GONE:
             raise
+
+
+class Ring(NamedTuple):
+    """That a delivery is due ``delay`` seconds from now; stale when the delivery's ``rev`` is another by then."""
+
+    delivery_id: str
+    rev: int
+    delay: int = 0
+
+
+LONGEST_DELAY = 900
+"""Seconds that a message can be held back."""
+
+
+def ring(*rings: Ring) -> None:
+    """Tell the senders of deliveries that are due, or will be; raises when any message could not be sent."""
+    for start in range(0, len(rings), 10):
+        entries: Any = [
+            {
+                "Id": str(place),
+                "MessageBody": json.dumps({"delivery_id": one.delivery_id, "rev": one.rev}),
+                "DelaySeconds": max(0, min(one.delay, LONGEST_DELAY)),
+            }
+            for place, one in enumerate(rings[start : start + 10])
+        ]
+        answer = _client().send_message_batch(QueueUrl=settings().delivery_queue_url, Entries=entries)
+        if failed := answer.get("Failed"):
+            raise NotSent(failed[0].get("Message", "no reason given"))
+
+
+def send_page(event_id: str, *, scope: str, after: tuple[int, str] | None) -> None:
+    """Ask for the next page of the automations of a scope to be matched with an event."""
+    body = json.dumps({"event_id": event_id, "scope": scope, "after": after})
+    _client().send_message(QueueUrl=settings().event_queue_url, MessageBody=body)
+
+
+class NotSent(Exception):
+    """The queue took the call and refused a message."""
 
 
 def waiting(queue_url: str) -> int:

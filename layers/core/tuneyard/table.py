@@ -107,7 +107,6 @@ class Place(NamedTuple):
     id: str
 
 
-
 _KEYS: dict[type[Record], Callable[..., Keys]] = {
     Team: lambda name: (f"TEAM#{name}", "TEAM"),
     Member: lambda team, user: (f"TEAM#{team}", f"MEMBER#{user}"),

@@ -11,7 +11,7 @@ from boto3.dynamodb.conditions import Attr
 
 from tuneyard import clock, ids, table
 from tuneyard.errors import Conflict, Invalid, NotFound
-from tuneyard.records import ApiKey, Role, Team
+from tuneyard.records import ApiKey, Member, Role, Team
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -31,13 +31,33 @@ def create_team(name: str) -> Team:
     return team
 
 
-def create_key(*, team: str, user: str, role: Role) -> tuple[ApiKey, str]:
-    """Make a key; the second value is the key itself, which is kept nowhere and shown only now."""
+def create_key(*, team: str, user: str, role: Role, name: str = "") -> tuple[ApiKey, str]:
+    """Make a key; the second value is the key itself, which is kept nowhere and shown only now.
+
+    Who has a key is a member of the team: a new user becomes one with the key's role.
+    """
     if table.get(Team, team) is None:
         raise NotFound(f"No team {team!r}.")
-    text = f"ty_{secrets.token_urlsafe(32)}"
-    key = ApiKey(id=ids.new(), hash=digest(text), team=team, user=user, role=role, created_at=clock.now_ms())
+    key, text = new_key(team=team, user=user, role=role, name=name)
+    member = Member(team=team, user=user, role=role, created_at=key.created_at)
+    with contextlib.suppress(table.ConditionFailed):
+        table.write(table.Put(member, new=True))
     table.write(table.Put(key, new=True))
+    return key, text
+
+
+def new_key(*, team: str, user: str, role: Role, name: str) -> tuple[ApiKey, str]:
+    """A key that is not stored yet, and its text."""
+    text = f"ty_{secrets.token_urlsafe(32)}"
+    key = ApiKey(
+        id=ids.new(),
+        hash=digest(text),
+        team=team,
+        user=user,
+        role=role,
+        name=name,
+        created_at=clock.now_ms(),
+    )
     return key, text
 
 

@@ -243,4 +243,3 @@ class Answer(BaseModel):
     def header(self, name: str) -> str | None:
         """The first header of this name, or None."""
         return next((value for key, value in self.headers if key.lower() == name), None)
-
