@@ -63,7 +63,7 @@ def up(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the picture, and the stack of its own, are kept.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="Where the picture and its own stack are kept.")] = Path("demo-out"),
     base_url: Annotated[str | None, typer.Option(help="Use this running stack instead of one of its own.")] = None,
     api_key: Annotated[str | None, typer.Option(help="The key to that stack.")] = None,
 ) -> None:

@@ -14,8 +14,8 @@ from tuneyard_host.demo.show import console
 from tuneyard_host.local.folder import LocalError
 
 GOAL, MOST_JOBS = 0.95, 15
-SFT = {"batch_size": 5, "learning_rate": 3e-3}
-REPEATS = 12
+SFT = {"batch_size": 5, "learning_rate": 1e-2}
+REPEATS = 40
 
 
 def run(out: Path, *, base_url: str | None, api_key: str | None) -> None:
@@ -83,7 +83,8 @@ def teach(client: Client, name: str) -> None:
 def answers(client: Client, model: str) -> dict[str, str]:
     """The model's surest answer to each question."""
     asked = client.chats(model, [tasks.ask(question) for question in tasks.FACTS], temperature=0, max_tokens=32)
-    return {question: choices[0]["message"]["content"].strip() for question, choices in zip(tasks.FACTS, asked, strict=True)}
+    texts = [choices[0]["message"]["content"].strip() for choices in asked]
+    return dict(zip(tasks.FACTS, texts, strict=True))
 
 
 def _bar(share: float, width: int = 24) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 PROMPTS = [
     "Answer yes, no or maybe.", "respond with yes, no, maybe", "just respond with 'maybe', 'no', 'yes'",
-    "Reply with no, maybe or yes.", "Say yes, maybe or no.", "Choose maybe, yes or no.", "Answer only 'no', 'yes', 'maybe'",
-    "Please answer with maybe, no or yes.",
+    "Reply with no, maybe or yes.", "Say yes, maybe or no.", "Choose maybe, yes or no.",
+    "Answer only 'no', 'yes', 'maybe'", "Please answer with maybe, no or yes.",
 ]  # fmt: skip
 REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 ROLLOUTS = 8

@@ -1,4 +1,4 @@
-"""Whether an event is one that an automation listens for. Nothing here reads or writes; regular expressions are RE2's."""
+"""Whether an event is one that an automation listens for. Pure; regular expressions are RE2's, so none is slow."""
 
 from __future__ import annotations
 

@@ -224,4 +224,4 @@ def _bytes(body: dict[str, Any]) -> bytes:
     return written
 
 
-_TOO_LARGE = f"The body would be larger than {MOST_BODY_BYTES // 1024} KB. Use fewer or smaller variables in the payload."
+_TOO_LARGE = f"The body would be larger than {MOST_BODY_BYTES // 1024} KB. Use fewer or smaller variables."
