@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from moto import mock_aws
@@ -129,7 +130,7 @@ class Stack:
 
 @contextmanager
 def running(state: Path) -> Iterator[Stack]:
-    """The whole service, as a child of the tests, until the block ends."""
+    """The whole service, as a child of the tests, until the block ends; it leaves no process behind."""
     command = [sys.executable, "-m", "tuneyard_host.cli", "up", "--state", str(state), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -137,8 +138,11 @@ def running(state: Path) -> Iterator[Stack]:
             assert line, "tuneyard up ended before it was ready"
             yield Stack(**json.loads(line), state=state)
         finally:
+            family = [p for p in [psutil.Process(process.pid)] if process.poll() is None]
+            family += [child for parent in family for child in parent.children(recursive=True)]
             process.terminate()
             process.wait(30)
+    assert psutil.wait_procs(family, timeout=1)[1] == []
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,9 @@ class Supervisor:
     def _bury(self, child: Child, now: float) -> None:
         assert child.popen is not None  # noqa: S101 - for the type checker
         child.sweep_up()
-        child.deaths = 1 if now - child.started > SECONDS_OF_HEALTH else child.deaths + 1
+        somebody_killed_it = child.popen.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+        healthy = somebody_killed_it or now - child.started > SECONDS_OF_HEALTH
+        child.deaths = 1 if healthy else child.deaths + 1
         pause = PAUSES[min(child.deaths, len(PAUSES)) - 1]
         how, when = _how(child.popen.returncode), f"in {pause:g} s" if pause else "now"
         self._say(f"The {child.name} ended ({how}); starting it again {when}. Its log: {child.log}")

@@ -30,10 +30,16 @@ class Progress:
         self._prefix = blobs.progress_prefix(job.id)
         self._marked, self._cost = time.monotonic(), 0.0
 
-    def load(self, learner: Learner) -> Mark | None:
-        """Put the learner into the state of the newest mark; None, and the learner untouched, when there is none."""
+    def load(self, learner: Learner, *, told: int) -> Mark | None:
+        """Put the learner into the state of the newest mark; None, and the learner untouched, when there is none.
+
+        A mark beyond the ``told`` gradient steps is passed over: their events would be missing. Table and bucket may
+        come back from a crash of the whole machine at different ages.
+        """
         try:
             manifest = json.loads(blobs.get(f"{self._prefix}manifest.json"))
+            if manifest["step"] > told:
+                return None
             files = {name: blobs.get(self._at(manifest["step"]) + name) for name in manifest["files"]}
         except NotFound:
             return None

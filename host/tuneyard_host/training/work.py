@@ -78,7 +78,7 @@ def run(job: Job, teller: Teller) -> None:
             {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."},
         )
     progress = Progress(job)
-    done, total = progress.load(learner) or Mark(0, {})
+    done, total = progress.load(learner, told=job.steps_done) or Mark(0, {})
     teller.pass_over(done)
     for number, metrics in enumerate(steps(done), start=done + 1):
         teller.tell("gradient_step", metrics, steps_done=number)

@@ -96,7 +96,7 @@ def target(text: str, *, own_hosts: tuple[str, ...] = ()) -> Target:
 
 
 def check_address(text: str) -> None:
-    """Blocked unless an address that a name resolved to is one of the public internet, or local where that is allowed."""
+    """Blocked unless an address, to which a name resolved, is of the public internet, or local where that is allowed."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,12 @@ from tuneyard.records import ArtifactEvent, EventType
 from tuneyard.webhook_records import Automation, Comparison, MetricRule
 
 MOST_PATTERN, MOST_TEXT = 256, 512
+_AGGREGATES: dict[str, Callable[[list[float]], float]] = {
+    "last": lambda values: values[0],
+    "min": min,
+    "max": max,
+    "avg": statistics.fmean,
+}
 
 
 def check_pattern(pattern: str, *, param: str) -> None:
@@ -69,8 +76,7 @@ def metric(rule: MetricRule, values: list[float]) -> float | None:
     seen = values[: 1 if rule.aggregate == "last" else rule.window]
     if not seen:
         return None
-    aggregates = {"last": lambda v: v[0], "min": min, "max": max, "avg": statistics.fmean}
-    value = float(aggregates[rule.aggregate](seen))
+    value = _AGGREGATES[rule.aggregate](seen)
     return value if _past(value, rule.comparison, rule.threshold) else None
 
 

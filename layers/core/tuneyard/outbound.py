@@ -20,7 +20,6 @@ import httpx
 
 from tuneyard import guard
 from tuneyard.guard import Blocked
-from tuneyard.settings import settings
 from tuneyard.webhook_records import Answer, Outcome
 
 DNS_SECONDS = 3.0

@@ -47,7 +47,7 @@ class JobKind(StrEnum):
 
 
 class EventType(StrEnum):
-    """What automations listen to; the last one tells operators that a webhook was disabled."""
+    """What automations listen to; the last two are of webhooks themselves."""
 
     ADD_ARTIFACT_ALIAS = "ADD_ARTIFACT_ALIAS"
     ADD_ARTIFACT_TAG = "ADD_ARTIFACT_TAG"
@@ -55,6 +55,7 @@ class EventType(StrEnum):
     RUN_METRIC = "RUN_METRIC"
     RUN_STATE = "RUN_STATE"
     WEBHOOK_DISABLED = "webhook.disabled"
+    WEBHOOK_TEST = "webhook.test"
 
 
 class Team(Record):
