@@ -35,12 +35,16 @@ def trainer_of(stack: Any) -> psutil.Process | None:
 
 
 def rollouts(http: httpx.Client) -> list[dict[str, Any]]:
-    """Groups whose packed rows make a job of many steps."""
-    request = {"model": "tuneyard/tiny", "messages": ASK, "n": 8, "max_tokens": 12, "ignore_eos": True}
+    """Groups with nothing in common, whose packed rows make a job of many steps."""
+    request = {"model": "tuneyard/tiny", "messages": ASK, "n": 4, "max_tokens": 12, "ignore_eos": True}
     request |= {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
     choices = http.post("/v1/chat/completions", json=request).json()["choices"]
-    rewarded = [{"messages_and_choices": [*ASK, choice], "reward": n % 3} for n, choice in enumerate(choices)]
-    return [{"trajectories": rewarded[:4]}, {"trajectories": rewarded[4:]}] * 12
+    groups = []
+    for number in range(24):
+        prompt = {"role": "user", "content": f"{number}. Answer yes, no or maybe."}
+        rewarded = [{"messages_and_choices": [prompt, choice], "reward": n % 3} for n, choice in enumerate(choices)]
+        groups.append({"trajectories": rewarded})
+    return groups
 
 
 def submit(http: httpx.Client, groups: list[dict[str, Any]]) -> dict[str, list[str]]:

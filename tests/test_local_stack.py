@@ -1,4 +1,4 @@
-"""`tuneyard up`: one command, that survives being killed, says what is wrong in a sentence, and leaves nothing behind."""
+"""`tuneyard up` survives being killed, says in a sentence what is wrong, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from conftest import Stack, running
+from conftest import Stack, left_of, running
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 ASK = [{"role": "user", "content": "Answer yes, no or maybe."}]
@@ -158,7 +158,7 @@ def test_what_was_made_survives_kill_9_of_every_part_and_then_of_all_of_them(tmp
         family = psutil.Process(stack.pid).children(recursive=True)
         for process in [psutil.Process(stack.pid), *family]:
             process.kill()
-        assert psutil.wait_procs(family, timeout=5)[1] == []
+        assert left_of(family, seconds=5) == []
 
     with running(state) as stack, http(stack) as client:
         assert stack.api_key == client.headers["Authorization"].removeprefix("Bearer ")
@@ -176,10 +176,9 @@ def answers(client: httpx.Client, path: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_its_parent(tmp_path: Path, number: signal.Signals):
+def test_no_process_outlives_a_killed_parent(tmp_path: Path):
     with running(tmp_path / "state") as stack:
         family = psutil.Process(stack.pid).children(recursive=True)
-        os.kill(stack.pid, number)
+        os.kill(stack.pid, signal.SIGKILL)
 
-        assert psutil.wait_procs(family, timeout=25)[1] == []
+        assert left_of(family, seconds=25) == []

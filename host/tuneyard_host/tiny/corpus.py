@@ -25,10 +25,10 @@ class Conversation:
     tools: list[Tool] | None = None
 
 
-def conversations(seed: int) -> Iterator[Conversation]:
+def conversations(seed: int, *, lessons: int = LESSONS) -> Iterator[Conversation]:
     """The same stream for the same seed; it begins with short lessons, from which copying is learned fastest."""
     rng = Random(seed)
-    for _ in range(LESSONS):
+    for _ in range(lessons):
         name, question, answer = tasks.ask(rng)
         yield Conversation(name, turn(question, answer))
     while True:

@@ -37,7 +37,7 @@ def make_tokenizer(folder: Path, *, seed: int) -> PreTrainedTokenizerFast:
         blank = tokenizer.renderer()
         texts = (
             blank.apply_chat_template(one.messages, tools=one.tools, tokenize=False)
-            for one in islice(corpus.conversations(seed), 20_000)
+            for one in islice(corpus.conversations(seed, lessons=0), 15_000)
         )
         tokenizer.save(tokenizer.train(texts), folder)
     return tokenizer.load(folder)

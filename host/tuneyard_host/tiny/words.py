@@ -94,6 +94,12 @@ NUMBER_WORDS = split(
     "sixteen seventeen eighteen nineteen twenty"
 )
 
+CLOSED = sorted({
+    *PLAIN_WORDS, *NAMES, *OPTION_WORDS, *DAYS, *MONTHS, *NUMBER_WORDS, *SOUNDS.values(), *OPPOSITES,
+    *OPPOSITES.values(), *CAPITALS, *split(" ".join(CAPITALS.values())),
+})  # fmt: skip
+"""Every word that the tasks know by heart."""
+
 _ONSETS = split("b c d f g h j k l m n p qu r s t v w x z br ch cl dr fl gr kr pl sh sk st th tr")
 _VOWELS = split("a e i o u ai ea oo ou y")
 _CODAS = ["", "", "", "n", "r", "l", "s", "t", "k", "m", "x", "nd", "ck", "th"]

@@ -10,6 +10,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from tuneyard import ids
 from tuneyard.errors import NotFound
 from tuneyard.settings import settings
 
@@ -35,6 +36,21 @@ def log_key(model_id: str, log_id: str) -> str:
 def upload_key(team: str, upload_id: str) -> str:
     """Where a client's own upload lies; the team in the key keeps it from every other team."""
     return f"uploads/{team}/{upload_id}"
+
+
+def uploaded_key(team: str, url: str) -> str | None:
+    """The key of the team's upload that ``upload://`` or ``s3://`` names, or None when it names none of theirs."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "upload" and ids.is_uuid(rest):
+        return upload_key(team, rest)
+    if scheme == "s3" and url.startswith(uri(upload_key(team, ""))):
+        return rest.partition("/")[2]
+    return None
+
+
+def artifact_prefix(collection_id: str, version: int, nonce: str) -> str:
+    """Where the files of a data set's version lie; the nonce keeps two that are made at once apart."""
+    return f"artifacts/{collection_id}/{version:06d}-{nonce}/"
 
 
 def model_prefix(model_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from boto3.dynamodb.conditions import Attr
 
@@ -42,6 +43,12 @@ def aliases(checkpoint: Checkpoint, newest: Checkpoint | None) -> list[str]:
     """The names of a checkpoint that follow from its place; nothing needs to be moved when one is deleted."""
     at_top = newest is not None and newest.step == checkpoint.step
     return [f"step{checkpoint.step}", *(["latest"] if at_top else [])]
+
+
+def metadata(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's metadata as an artifact version: where it comes from, and its metrics by their names."""
+    own = {"step": checkpoint.step, "job_id": checkpoint.job_id, "kind": checkpoint.kind.value}
+    return checkpoint.metrics | own
 
 
 def delete(model: Model, steps: list[int]) -> tuple[int, list[int]]:

@@ -96,7 +96,7 @@ def target(text: str, *, own_hosts: tuple[str, ...] = ()) -> Target:
 
 
 def check_address(text: str) -> None:
-    """Blocked unless an address, to which a name resolved, is of the public internet, or local where that is allowed."""
+    """Blocked unless an address is one of the public internet, or a local one where those are allowed."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
@@ -135,7 +135,7 @@ def _check_name(host: str) -> None:
 def _check_own(host: str, port: int, own_hosts: tuple[str, ...]) -> None:
     for name in own_hosts:
         own, _, own_port = name.lower().partition(":")
-        if host == own and (not own_port or int(own_port) == port):
+        if host == own and own_port in ("", str(port)):
             raise Blocked("it is this API itself")
 
 

@@ -1,4 +1,4 @@
-"""One request to a webhook's endpoint: body and headers made, sent through the guard, secrets masked in what comes back."""
+"""One request to a webhook's endpoint: body and headers, the call through the guard, and an answer without secrets."""
 
 from __future__ import annotations
 
