@@ -135,7 +135,8 @@ def get_checkpoint(model_id: str, step: int, caller: Caller) -> dict[str, Any]:
 @router.post("/models/{model_id}/log")
 def log(model_id: str, body: Log, caller: Caller) -> dict[str, Any]:
     """Keep trajectories, and append their summary to the model's run."""
-    runs.log(models.get(caller, model_id), split=body.split, groups=body.trajectory_groups)
+    model = models.get(caller, model_id)
+    runs.log(model, split=body.split, groups=body.trajectory_groups, author=caller.user)
     return {}
 
 

@@ -48,7 +48,9 @@ def train(texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(parts, trainer)
-    tokenizer = _with_twins(tokenizer, Counter(chain.from_iterable(re.findall(r" ([A-Za-z]+)", one) for one in parts)))
+    tokenizer = _with_twins(
+        tokenizer, Counter(chain.from_iterable(re.findall(r" ([A-Za-z]+)", one) for one in parts))
+    )
     tokenizer.pre_tokenizer = _cut(WORDS_WITH_SPACE)
     # Not special, so that they survive decoding with skip_special_tokens and a server can parse the calls.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TOOL_TAGS])

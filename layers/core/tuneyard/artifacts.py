@@ -22,7 +22,6 @@ from tuneyard.records import (
     Version,
 )
 
-EVENTS_KEPT_MS = 30 * 24 * 3_600_000
 MOST_METADATA_BYTES = 64 * 1024
 MOST_FILES = 20
 _NUMBER = re.compile(r"(v|step)?(\d{1,9})")
@@ -76,11 +75,8 @@ def at(of: Collection, number: int) -> Version | None:
 
 def newest(of: Collection) -> int | None:
     """The number of the version that ``latest`` names, or None when there is none."""
-    kind = Checkpoint if of.kind == "model" else Version
-    rows = table.children(kind, of.id, limit=1, descending=True)
-    if not rows:
-        return None
-    return rows[0].step if isinstance(rows[0], Checkpoint) else rows[0].version
+    last = versions(of, after=None, limit=1, descending=True)
+    return last[0].version if last else None
 
 
 def exists(of: Collection, number: int) -> table.Check:
@@ -145,9 +141,7 @@ def add_version(
             created_at=clock.now_ms(),
             created_by=caller.user,
         )
-        told = happened(
-            caller, EventType.ADD_ARTIFACT_ALIAS, of, made, alias="latest"
-        )
+        told = happened(caller, EventType.ADD_ARTIFACT_ALIAS, of, made, alias="latest")
         after = of.model_copy(update={"versions": of.versions + 1})
         unchanged = Attr("id").eq(of.id) & Attr("versions").eq(of.versions)
         try:
@@ -175,7 +169,6 @@ def happened(
 ) -> ArtifactEvent:
     """The event that somebody did something to a version, with what the version's metadata is at this moment."""
     entity, _, project = of.scope.partition("/")
-    now = clock.now_ms()
     return ArtifactEvent(
         id=ids.new(),
         type=kind,
@@ -190,8 +183,7 @@ def happened(
         tag=tag,
         also_in=also_in,
         data=(data or {}) | ({"model_id": of.id} if of.kind == "model" else {}),
-        created_at=now,
-        expires=(now + EVENTS_KEPT_MS) // 1000,
+        created_at=clock.now_ms(),
     )
 
 
@@ -199,7 +191,9 @@ def training_file(caller: Identity, path: str) -> str:
     """The object with the training data of a data set that is named ``entity/project/name:version``."""
     where, _, text = path.partition(":")
     if where.count("/") != 2:
-        raise Invalid(f"{path[:200]!r} does not read entity/project/artifact:version.", param="training_data_url")
+        raise Invalid(
+            f"{path[:200]!r} does not read entity/project/artifact:version.", param="training_data_url"
+        )
     found = version(collection(caller, *where.split("/")), text or "latest")
     for name in ("train.jsonl", "trajectories.jsonl"):
         if any(file.name == name for file in found.files):
@@ -245,7 +239,9 @@ def _named(of: Collection, text: str) -> int | None:
 
 def _new(caller: Identity, path: str) -> Collection:
     if path.split("/")[1].startswith(REGISTRY_PROJECT):
-        raise Invalid("A registry takes links only. Upload to a project, then link the version.", param="project")
+        raise Invalid(
+            "A registry takes links only. Upload to a project, then link the version.", param="project"
+        )
     if ":" in path:
         raise Invalid("The name of a data set cannot hold a colon.", param="name")
     return Collection(
@@ -276,4 +272,3 @@ def _check_files(files: dict[str, str]) -> None:
             f"A version has at most {MOST_FILES} files, named by letters, digits, dots, dashes and underscores.",
             param="files",
         )
-

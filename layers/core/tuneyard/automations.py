@@ -185,8 +185,8 @@ def _used(change: table.Put | table.Delete, caller: Identity, webhook_id: str, *
         and change.record.payload is not None
     ):
         payloads.check(change.record.payload, secret=webhook.secret)
-    same = Attr("team").eq(caller.team)
-    same &= Attr("secret").not_exists() if webhook.secret is None else Attr("secret").eq(webhook.secret)
+    secret = Attr("secret").not_exists() if webhook.secret is None else Attr("secret").eq(webhook.secret)
+    same = Attr("team").eq(caller.team) & secret
     if first:
         return table.Update(Webhook, (webhook_id,), add={"automations": 1}, when=same)
     return table.Check(Webhook, (webhook_id,), when=same)

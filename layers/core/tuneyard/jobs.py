@@ -13,6 +13,7 @@ from tuneyard import bus, clock, ids, table
 from tuneyard.errors import Conflict, Invalid, NotFound
 from tuneyard.records import (
     ArtifactEvent,
+    EventType,
     Identity,
     Job,
     JobEvent,
@@ -160,11 +161,17 @@ def event(job: Job, seq: int, kind: str, data: dict[str, Any]) -> JobEvent:
 
 def run_state(job: Job, state: str, error: str | None = None) -> ArtifactEvent:
     """The event that tells the project what became of a job."""
-    entity, project, _ = job.collection.split("/")
-    data = {"job_id": job.id, "model_id": job.model_id, "kind": job.kind.value, "state": state}
+    entity, project, name = job.collection.split("/")
+    data = {
+        "job_id": job.id,
+        "model_id": job.model_id,
+        "kind": job.kind.value,
+        "state": state,
+        "run_name": name,
+    }
     return ArtifactEvent(
         id=ids.ordered(f"{job.id}/{state}", job.last_event),
-        type="RUN_STATE",
+        type=EventType.RUN_STATE,
         entity=entity,
         project=project,
         author=job.created_by,

@@ -1,4 +1,4 @@
-"""Aliases and tags of artifact versions. An alias names one version of its collection and can be moved; a tag is free."""
+"""Aliases and tags of artifact versions: an alias names one version of its collection and can move, a tag is free."""
 
 from __future__ import annotations
 

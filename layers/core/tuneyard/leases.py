@@ -13,9 +13,19 @@ from typing import Any
 
 from boto3.dynamodb.conditions import Attr, ConditionBase
 
-from tuneyard import blobs, clock, ids, queues, table
+from tuneyard import blobs, checkpoints, clock, ids, queues, runs, table
 from tuneyard.jobs import ending, event, publish, run_state
-from tuneyard.records import ArtifactEvent, Checkpoint, CheckpointFile, Job, JobStatus, Model, OpenJob
+from tuneyard.records import (
+    ArtifactEvent,
+    Checkpoint,
+    CheckpointFile,
+    EventType,
+    Job,
+    JobStatus,
+    Model,
+    OpenJob,
+    Run,
+)
 from tuneyard.settings import settings
 
 MOST_DEATHS = 3
@@ -133,9 +143,17 @@ def commit(
         changes={"checkpoint_step": step},
         model_changes={"last_step": step},
     )
-    moved = [_alias_added(job, step, alias) for alias in (f"step{step}", "latest")]
-    _write(*writes, table.Put(checkpoint, new=True), *(table.Put(one, new=True) for one in moved))
-    publish(*moved, told)
+    happened = [told, *(_alias_added(job, checkpoint, alias) for alias in (f"step{step}", "latest"))]
+    writes += [table.Put(checkpoint, new=True), *(table.Put(one, new=True) for one in happened[1:])]
+    model = table.get(Model, job.model_id)
+    run = table.get(Run, model.run_id) if model is not None and metrics else None
+    if run is not None:
+        result = {f"train/{name}": value for name, value in metrics.items()} | {"train/step": float(step)}
+        _, event, more = runs.appending(run, result, author=job.created_by)
+        happened.append(event)
+        writes += more
+    _write(*writes)
+    publish(*happened)
     return checkpoint
 
 
@@ -226,16 +244,18 @@ def _end_as_deadly(job: Job) -> None:
     publish(told)
 
 
-def _alias_added(job: Job, step: int, alias: str) -> ArtifactEvent:
+def _alias_added(job: Job, checkpoint: Checkpoint, alias: str) -> ArtifactEvent:
     entity, project, _ = job.collection.split("/")
     return ArtifactEvent(
-        id=ids.ordered(f"{job.id}/{alias}", step),
-        type="ADD_ARTIFACT_ALIAS",
+        id=ids.ordered(f"{job.id}/{alias}", checkpoint.step),
+        type=EventType.ADD_ARTIFACT_ALIAS,
         entity=entity,
         project=project,
         author=job.created_by,
         collection=job.collection,
-        version=step,
+        version=checkpoint.step,
+        version_name=f"step{checkpoint.step}",
+        metadata=checkpoints.metadata(checkpoint),
         alias=alias,
         created_at=clock.now_ms(),
         data={"model_id": job.model_id, "job_id": job.id},

@@ -68,7 +68,8 @@ def _fire(automation: Automation, event: ArtifactEvent, now: int) -> Delivery | 
     while True:
         pace = _paced(automation, now)
         if pace is None:
-            return _skip(delivery, once, now)
+            _skip(delivery, once, now)
+            return None
         try:
             table.transact(table.Put(delivery, new=True), *once, pace)
             return delivery

@@ -222,7 +222,9 @@ class Label(Record):
     version: int
     kind: Literal["alias", "tag", "link"]
     name: str
-    """The alias or tag; of a link the registry's collection, ``entity/project/name:version``."""
+    """The alias or tag; of a link the registry's collection, ``entity/project/name``."""
+    target: int | None = None
+    """Of a link: its version in that collection."""
 
 
 REGISTRY_PROJECT = "wandb-registry-"
@@ -326,6 +328,9 @@ class RunRow(Record):
     created_at: int
 
 
+EVENTS_KEPT_SECONDS = 30 * 24 * 3600
+
+
 class ArtifactEvent(Record):
     """Something that happened to an artifact or a run; written in one transaction with the change itself."""
 
@@ -347,7 +352,7 @@ class ArtifactEvent(Record):
     data: dict[str, Any] = Field(default_factory=dict)
     created_at: int
     published_at: int | None = None
-    expires: int | None = None
+    expires: int = Field(default_factory=lambda told: told["created_at"] // 1000 + EVENTS_KEPT_SECONDS)
     """Seconds since 1970: when the table forgets it."""
 
 

@@ -62,7 +62,7 @@ def link(
     for _ in range(20):
         into = table.get(Collection, path) or _new(caller, path)
         linked = table.get(Label, of.id, what.version, "link", path)
-        if linked is not None and (there := _linked(into, source)) is not None:
+        if linked is not None and (there := table.get(Version, into.id, linked.target or 0)) is not None:
             return into, there
         made = Version(
             id=ids.ordered(into.id, into.versions),
@@ -80,7 +80,7 @@ def link(
         )
         after = into.model_copy(update={"versions": into.versions + 1})
         unchanged = Attr("id").eq(into.id) & Attr("versions").eq(into.versions)
-        label = Label(collection_id=of.id, version=what.version, kind="link", name=path)
+        label = Label(collection_id=of.id, version=what.version, kind="link", name=path, target=made.version)
         try:
             table.transact(
                 artifacts.exists(of, what.version),
@@ -113,12 +113,6 @@ def unlink(of: Collection, what: Version) -> None:
     if origin is not None:
         number = int(what.source.rpartition(":")[2].lstrip("stepv"))
         table.write(table.Delete(Label, (origin.id, number, "link", of.name)))
-
-
-def _linked(into: Collection, source: str) -> Version | None:
-    """The newest link of this source in a collection, among its last thousand."""
-    found = table.children(Version, into.id, limit=1000, descending=True)
-    return next((one for one in found if one.source == source), None)
 
 
 def _new(caller: Identity, path: str) -> Collection:

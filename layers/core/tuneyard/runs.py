@@ -7,24 +7,97 @@ import statistics
 from typing import Any
 
 from tuneyard import blobs, clock, ids, table
-from tuneyard.records import Model, Run, RunRow
+from tuneyard.errors import Invalid, NotFound
+from tuneyard.jobs import publish
+from tuneyard.records import ArtifactEvent, Collection, EventType, Identity, Model, Run, RunRow
 from tuneyard.trajectories import TrajectoryGroup
 
-
-def append(run_id: str, metrics: dict[str, float]) -> RunRow:
-    """Add a row to a run's history."""
-    row = table.count(Run, run_id, attribute="last_row")
-    record = RunRow(run_id=run_id, row=row, metrics=metrics, created_at=clock.now_ms())
-    table.write(table.Put(record, new=True))
-    return record
+_LOOK_BACK = 1000
+"""How many rows a metric's last values are looked for in, where not every row has it."""
 
 
-def log(model: Model, *, split: str, groups: list[TrajectoryGroup]) -> RunRow | None:
+def find(caller: Identity, entity: str, project: str, run: str) -> Run:
+    """The run of this id, or of the model of this name; NotFound when there is none or it is another team's."""
+    found = None
+    if entity == caller.team:
+        collection = table.get(Collection, f"{entity}/{project}/{run}")
+        model = table.get(Model, collection.id) if collection and collection.kind == "model" else None
+        found = table.get(Run, model.run_id if model else run)
+    if found is None or (found.entity, found.project) != (entity, project):
+        raise NotFound(f"No run {run!r} in {entity}/{project}.")
+    return found
+
+
+def append(run: Run, metrics: dict[str, float], *, author: str) -> RunRow:
+    """Add a row to a run's history, and tell the automations that listen to its metrics."""
+    row, told, writes = appending(run, metrics, author=author)
+    table.transact(*writes)
+    publish(told)
+    return row
+
+
+def appending(
+    run: Run, metrics: dict[str, float], *, author: str
+) -> tuple[RunRow, ArtifactEvent, list[table.Write]]:
+    """The next row of a run's history and its event, and the writes that make both, for a larger transaction.
+
+    The row's number is taken now: a transaction that does not come about leaves it unused.
+    """
+    now = clock.now_ms()
+    number = table.count(Run, run.id, attribute="last_row")
+    row = RunRow(run_id=run.id, row=number, metrics=metrics, created_at=now)
+    told = ArtifactEvent(
+        id=ids.ordered(f"{run.id}/metrics", number),
+        type=EventType.RUN_METRIC,
+        entity=run.entity,
+        project=run.project,
+        author=author,
+        run_id=run.id,
+        data={
+            "run_name": run.name,
+            "run_user": run.user,
+            "model_id": run.model_id,
+            "row": number,
+            "metrics": metrics,
+        },
+        created_at=now,
+    )
+    return row, told, [table.Put(row, new=True), table.Put(told, new=True)]
+
+
+def history(run: Run, *, after: str | None, limit: int, descending: bool) -> list[RunRow]:
+    """The run's rows in order, at most ``limit``, after the one named."""
+    place = None
+    if after is not None:
+        number = ids.position(run.id, after)
+        if table.get(RunRow, run.id, number) is None:
+            raise Invalid(
+                f"The run has no row {after!r}; send the id of one of its rows as `after`.", param="after"
+            )
+        place = (number,)
+    return table.children(RunRow, run.id, after=place, limit=limit, descending=descending)
+
+
+def values_before(run_id: str, metric: str, *, row: int, limit: int) -> list[float]:
+    """The last values of a metric before a row, the newest first, at most ``limit``, among a thousand rows."""
+    found: list[float] = []
+    place, looked = row, 0
+    while len(found) < limit and looked < _LOOK_BACK:
+        rows = table.children(RunRow, run_id, after=(place,), limit=100, descending=True)
+        if not rows:
+            break
+        found += [one.metrics[metric] for one in rows if metric in one.metrics]
+        place, looked = rows[-1].row, looked + len(rows)
+    return found[:limit]
+
+
+def log(model: Model, *, split: str, groups: list[TrajectoryGroup], author: str) -> RunRow | None:
     """Keep trajectories and append their summary to the model's run; None when there is nothing to summarise."""
     body = json.dumps([group.model_dump(mode="json") for group in groups], separators=(",", ":"))
     blobs.put_packed(blobs.log_key(model.id, ids.new()), body.encode())
     metrics = {f"{split}/{name}": value for name, value in summary(groups).items()}
-    return append(model.run_id, metrics) if metrics else None
+    run = table.get(Run, model.run_id)
+    return append(run, metrics, author=author) if metrics and run is not None else None
 
 
 def summary(groups: list[TrajectoryGroup]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import contextlib
 import random
 import secrets
 import time
+from collections.abc import Mapping
 
 from boto3.dynamodb.conditions import Attr
 
@@ -179,7 +180,7 @@ def _note_health(webhook: Webhook, answer: Answer, verdict: retries.Verdict, now
         webhooks.disable(fresh, reason, now=now)
 
 
-def _update(webhook: Webhook, *, set: dict[str, int | None], add: dict[str, int] | None = None) -> None:
+def _update(webhook: Webhook, *, set: Mapping[str, int | None], add: dict[str, int] | None = None) -> None:
     """Note something on a webhook, unless it is gone or was enabled anew meanwhile."""
     same = Attr("enabled_at").eq(webhook.enabled_at)
     with contextlib.suppress(table.ConditionFailed):
@@ -248,9 +249,7 @@ def _keep_slot(slot: Slot, now: int) -> None:
 
 def _give_back(slot: Slot) -> None:
     with contextlib.suppress(table.ConditionFailed):
-        table.write(
-            table.Delete(Slot, (slot.webhook_id, slot.number), when=Attr("holder").eq(slot.holder))
-        )
+        table.write(table.Delete(Slot, (slot.webhook_id, slot.number), when=Attr("holder").eq(slot.holder)))
 
 
 def _slot(webhook_id: str, number: int, holder: str, now: int) -> Slot:

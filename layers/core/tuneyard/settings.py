@@ -39,6 +39,8 @@ class Settings(BaseSettings):
     events_hold_seconds: float = Field(20.0, ge=0, le=20)
     lease_seconds: float = Field(60.0, ge=2)
     upload_seconds: int = 3600
+    max_download_bytes: int = 100_000_000
+    download_seconds: float = Field(20.0, gt=0, le=25)
     key_concurrency: int = 2000
     project_concurrency: int = 6000
     scale_to_zero: bool = False

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from boto3.dynamodb.conditions import Attr
 from pydantic import TypeAdapter
 
-from tuneyard import blobs, clock, ids, queues, table
+from tuneyard import artifacts, blobs, clock, ids, outbound, queues, table
 from tuneyard.configs import UNSUPPORTED, RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.errors import Conflict, Invalid, NotFound
 from tuneyard.records import Idempotency, Identity, Job, JobKind, JobStatus, Model, OpenJob
+from tuneyard.settings import settings
 from tuneyard.trajectories import TrajectoryGroup
 
 _GROUPS = TypeAdapter(list[TrajectoryGroup])
@@ -104,7 +105,7 @@ def _create(caller: Identity, job: Job, repeat: Repeat, *, body: bytes | None) -
     if body is not None:
         blobs.put_packed(job.input_key, body)
     else:
-        blobs.copy(_uploaded(caller, job.training_data_url or ""), job.input_key)
+        _take_in(caller, job.training_data_url or "", job.input_key)
     seconds = clock.now_ms() // 1000
     remembered = Idempotency(
         team=caller.team,
@@ -148,20 +149,30 @@ def _first_of(caller: Identity, slot: str, repeat: Repeat) -> Job | None:
     return job
 
 
+def _take_in(caller: Identity, url: str, key: str) -> None:
+    """Have the named data where the job will read it: what the client names may change or vanish before it runs."""
+    scheme, _, rest = url.partition("://")
+    if scheme in ("https", "http"):
+        most = settings().max_download_bytes
+        try:
+            body = outbound.download(url, most_bytes=most, seconds=settings().download_seconds)
+        except outbound.Failed as error:
+            raise Invalid(
+                f"The training data could not be fetched: {error} A large file can be uploaded instead: "
+                "POST /v1/preview/uploads.",
+                param="training_data_url",
+            ) from error
+        blobs.put(key, body)
+    elif scheme == "wandb-artifact":
+        blobs.copy(artifacts.training_file(caller, rest.removeprefix("/")), key)
+    else:
+        blobs.copy(_uploaded(caller, url), key)
+
+
 def _uploaded(caller: Identity, url: str) -> str:
     """The key of an uploaded object that this caller may train on."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "upload" and ids.is_uuid(rest):
-        key = blobs.upload_key(caller.team, rest)
-    elif scheme == "s3" and rest.startswith(
-        blobs.uri(blobs.upload_key(caller.team, "")).removeprefix("s3://")
-    ):
-        key = rest.partition("/")[2]
-    elif scheme in ("https", "wandb-artifact"):
-        raise Invalid(
-            f"{scheme}:// is not supported yet: upload the file by POST /v1/preview/uploads.", param="url"
-        )
-    else:
+    key = blobs.uploaded_key(caller.team, url)
+    if key is None:
         raise Invalid(
             f"{url[:200]!r} is not a URL to train on: upload the file by POST /v1/preview/uploads.",
             param="url",
