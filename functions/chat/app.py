@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 from mangum import Mangum
-from tuneyard import chat, web
+from tuneyard import chat, usage, views, web
 from tuneyard.auth import Caller
 from tuneyard.completions import ChatRequest
 
@@ -29,6 +30,19 @@ async def create_chat_completion(
 def list_inference_models(caller: Caller) -> dict[str, Any]:
     """The models that chat accepts: base models and the team's trained ones."""
     return {"object": "list", "data": chat.listing(caller)}
+
+
+@router.get("/usage")
+def get_usage(
+    caller: Caller,
+    since: Annotated[date | None, Query(description="The first day, UTC.")] = None,
+    until: Annotated[date | None, Query(description="The last day, UTC.")] = None,
+    after: web.After = None,
+    limit: web.Limit = 20,
+) -> dict[str, Any]:
+    """Tokens and seconds by day, project and model."""
+    rows = usage.page(caller, since=since, until=until, after=after, limit=limit + 1)
+    return web.page(rows, limit, views.usage)
 
 
 handler = Mangum(web.create_app("Chat", router), lifespan="off")

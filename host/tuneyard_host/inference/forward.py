@@ -53,7 +53,7 @@ class Network:
         half = self.head_dim // 2
         self.cos: Tensor = cos[0, :, None]
         self.sin: Tensor = torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
-        self._means: dict[int, Tensor] = {}
+        self._known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def row_bytes(self, context: int) -> int:
         """What one row of key-value memory takes."""
@@ -103,19 +103,22 @@ class Network:
         keys_at = torch.from_numpy(heads * context + positions[:, None]).to(self.device)
         values_at = keys_at + self.kv_heads * context
 
+        lanes = memory.view(len(memory), -1, self.head_dim).unbind()
+        near = memory[:, :batch, :, :, :reach]
+        near_keys, near_values = near[:, :, 0].unbind(), near[:, :, 1].unbind()
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            lane = memory[layer]
-            flat = lane.view(-1, self.head_dim)
-            flat.index_put_((keys_at,), k)
-            flat.index_put_((values_at,), v)
+            lanes[layer].index_put_((keys_at,), k)
+            lanes[layer].index_put_((values_at,), v)
             # The query heads that share a key head stand where other positions would: all see the same keys.
             queries = q.view(batch, self.kv_heads, -1, self.head_dim)
-            near = lane[:batch, :, :, :reach]
-            mixed = F.scaled_dot_product_attention(queries, near[:, 0], near[:, 1], attn_mask=mask)
+            mixed = F.scaled_dot_product_attention(
+                queries, near_keys[layer], near_values[layer], attn_mask=mask
+            )
             for row in long:
-                keys, values = lane[row : row + 1, :, :, : positions[row] + 1].unbind(1)
+                keys, values = memory[layer, row : row + 1, :, :, : positions[row] + 1].unbind(1)
                 mixed[row] = F.scaled_dot_product_attention(queries[row : row + 1], keys, values)[0]
-            return mixed.reshape(batch, -1)
+            return mixed.view(batch, -1)
 
         on_device = (torch.from_numpy(array).to(self.device) for array in (tokens, positions))
         return self._blocks(*on_device, attend, mix)
@@ -137,11 +140,11 @@ class Network:
                 qk = self._rms(qk, layer.head_norm)
             qk = (qk * cos).addcmul_(qk.roll(self.head_dim // 2, -1), sin)
             h = attend(i, qk[:, : self.heads], qk[:, self.heads :], qkv[:, turning:])
-            x = mix.add(i, "o", h, layer.o(h)).add_(x)
+            x = mix.add(i, "o", h, layer.o.onto(x, h))
             h = self._rms(x, layer.mlp_norm)
             gate, up = mix.add(i, "gate_up", h, layer.gate_up(h)).chunk(2, -1)
             h = F.silu(gate).mul_(up)
-            x = mix.add(i, "down", h, layer.down(h)).add_(x)
+            x = mix.add(i, "down", h, layer.down.onto(x, h))
         return x
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -150,12 +153,18 @@ class Network:
             scaled = F.rms_norm(x, (x.shape[-1],), None, self.epsilon)
             return scaled * weight
         # On a CPU torch's own takes seven passes; a matrix product sums faster than its sum does.
-        mean = self._means.get(x.shape[-1])
-        if mean is None:
-            mean = self._means[x.shape[-1]] = torch.full((x.shape[-1],), 1 / x.shape[-1])
-        squares = (x * x).view(-1, x.shape[-1])
-        scale = squares.mv(mean).add_(self.epsilon).rsqrt_()
+        flat = x.reshape(-1, x.shape[-1])
+        mean, epsilon = self._constants(*flat.shape)
+        scale = torch.addmv(epsilon, flat * flat, mean).rsqrt_()
         return (x * scale.view(*x.shape[:-1], 1)).mul_(weight)
+
+    def _constants(self, rows: int, size: int) -> tuple[Tensor, Tensor]:
+        """1 / size for each column, and epsilon for each row."""
+        found = self._known.get((rows, size))
+        if found is None:
+            found = torch.full((size,), 1 / size), torch.full((rows,), self.epsilon)
+            self._known[rows, size] = found
+        return found
 
 
 def _causal(start: int, end: int, device: torch.device) -> Tensor | None:

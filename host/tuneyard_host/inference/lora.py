@@ -84,15 +84,15 @@ class Mix:
         return self
 
     def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> Tensor:
-        """y (T, out) plus the rows' own low-rank changes of x (T, in)."""
+        """y (T, out), changed in place by the rows' own low-rank functions of x (T, in)."""
         if not self._pairs:
             return y
         a, b = self._pairs[layer][site]
         if self._order is None or self._back is None:
-            return torch.addmm(y, x.mm(a[0]), b[0])
+            return y.addmm_(x.mm(a[0]), b[0])
         grouped = x.index_select(0, self._order).view(len(a), -1, x.shape[1])
         changes = grouped.bmm(a).bmm(b).view(-1, y.shape[1])
-        return changes.index_select(0, self._back).add_(y)
+        return y.add_(changes.index_select(0, self._back))
 
 
 def _name(adapter: Adapter | None) -> str:

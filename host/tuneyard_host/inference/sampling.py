@@ -89,8 +89,11 @@ def draw(logits: Tensor, knobs: np.ndarray) -> Tensor:
     greedy = knobs["temperature"] == 0
     if greedy.all():
         return _argmax(logits)
-    temperature = torch.from_numpy(np.where(greedy, np.float32(1), knobs["temperature"])).to(logits.device)
-    probs = (logits / temperature[:, None]).softmax(-1)
+    temperature = np.where(greedy, np.float32(1), knobs["temperature"])
+    cooled = logits
+    if (temperature != 1).any():
+        cooled = logits / torch.from_numpy(temperature).to(logits.device)[:, None]
+    probs = cooled.softmax(-1)
     cut = ~greedy & ((knobs["top_p"] < 1) | (knobs["top_k"] > 0) | (knobs["min_p"] > 0))
     if cut.any():
         rows = torch.from_numpy(np.flatnonzero(cut)).to(logits.device)

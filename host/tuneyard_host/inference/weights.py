@@ -25,6 +25,11 @@ class Linear:
         """x (T, in) -> (T, out)"""
         return x.mm(self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
+    def onto(self, y: Tensor, x: Tensor) -> Tensor:
+        """y (T, out) + the projection of x (T, in)"""
+        whole = torch.addmm(y, x, self.weight)
+        return whole if self.bias is None else whole.add_(self.bias)
+
 
 @dataclass(frozen=True)
 class Layer:

@@ -37,6 +37,14 @@ def collection(caller: Identity, entity: str, project: str, name: str) -> Collec
     return found
 
 
+def scope(caller: Identity, entity: str, project: str) -> str:
+    """The ``entity/project`` of the caller's own team; NotFound for another's."""
+    if entity != caller.team:
+        raise NotFound(f"No team {entity!r}.")
+    check_name("project", project)
+    return f"{entity}/{project}"
+
+
 def collections(scope: str, *, after: str | None, limit: int, descending: bool) -> list[Collection]:
     """The collections of an ``entity/project`` by name, at most ``limit``."""
     if after is not None and table.get(Collection, f"{scope}/{after}") is None:

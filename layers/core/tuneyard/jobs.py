@@ -9,7 +9,7 @@ from typing import Any
 from boto3.dynamodb.conditions import Attr, ConditionBase
 from starlette.concurrency import run_in_threadpool
 
-from tuneyard import bus, clock, ids, table
+from tuneyard import bus, clock, ids, table, usage
 from tuneyard.errors import Conflict, Invalid, NotFound
 from tuneyard.records import (
     ArtifactEvent,
@@ -147,6 +147,10 @@ def ending(
     if job.status is JobStatus.RUNNING:
         changed = {"active_job": None} | (model_changes or {})
         writes.append(table.Update(Model, (job.model_id,), set=changed, when=Attr("active_job").eq(job.id)))
+        project, model = job.collection.split("/", 1)[1].split("/")[0], f"wandb-artifact:///{job.collection}"
+        tokens = (job.num_trained_tokens or 0) if status is JobStatus.SUCCEEDED else 0
+        booked = {"training_ms": now - (job.started_at or now), "trained_tokens": tokens}
+        writes.append(usage.booking(usage.line(job.team, project, model), **booked))
     told = run_state(job, {JobStatus.SUCCEEDED: "finished"}.get(status, status.value), error)
     writes.append(table.Put(told, new=True))
     return writes, told

@@ -37,6 +37,14 @@ def grant(scope: str) -> str:
     return f"project:{project}"
 
 
+def granted(caller: Identity, kind: str, project: str | None, registry: str | None) -> str:
+    """What a member is granted, as a client names it."""
+    name = project if kind == "project" else registry
+    if not name or (project and registry):
+        raise Invalid(f"A grant of type {kind!r} names a {kind} and nothing else.", param="admin_of")
+    return grant(f"{caller.team}/{name if kind == 'project' else REGISTRY_PROJECT + name}")
+
+
 def page(team: str, *, after: str | None, limit: int, descending: bool) -> list[Member]:
     """The team's members by name, at most ``limit``."""
     if after is not None and table.get(Member, team, after) is None:

@@ -356,6 +356,20 @@ class ArtifactEvent(Record):
     """Seconds since 1970: when the table forgets it."""
 
 
+class Usage(Record):
+    """What a team used on one day (UTC), by project and model."""
+
+    team: str
+    day: str
+    project: str
+    model: str
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    trained_tokens: int = 0
+    training_ms: int = 0
+
+
 class Worker(Record):
     """A process that was seen doing its part, so that the system check can tell."""
 

@@ -35,6 +35,7 @@ Delivery        DELIVERY#{id}               DELIVERY                    by_webho
                                                                         due HELD#{webhook} while held; expires
 Attempt         DELIVERY#{id}               ATTEMPT#{number}            expires
 Idempotency     IDEMPOTENCY#{team}          KEY#{sha256}                expires
+Usage           USAGE#{team}                DAY#{day}#{project}#{model}
 Worker          WORKERS                     WORKER#{kind}#{name}        expires
 
 Scalars are attributes of their own, so that conditions can name them; everything else (floats, lists, maps) is JSON
@@ -76,6 +77,7 @@ from tuneyard.records import (
     Run,
     RunRow,
     Team,
+    Usage,
     Version,
     Worker,
 )
@@ -140,6 +142,7 @@ _KEYS: dict[type[Record], Callable[..., Keys]] = {
     Delivery: lambda id: (f"DELIVERY#{id}", "DELIVERY"),
     Attempt: lambda delivery_id, number: (f"DELIVERY#{delivery_id}", f"ATTEMPT#{number:06d}"),
     Idempotency: lambda team, hash: (f"IDEMPOTENCY#{team}", f"KEY#{hash}"),
+    Usage: lambda team, day, project, model: (f"USAGE#{team}", f"DAY#{day}#{project}#{model}"),
     Worker: lambda kind, name: ("WORKERS", f"WORKER#{kind}#{name}"),
 }
 _IDENTITY: dict[type[Record], tuple[str, ...]] = {
@@ -169,6 +172,7 @@ _IDENTITY: dict[type[Record], tuple[str, ...]] = {
     Delivery: ("id",),
     Attempt: ("delivery_id", "number"),
     Idempotency: ("team", "hash"),
+    Usage: ("team", "day", "project", "model"),
     Worker: ("kind", "name"),
 }
 _INDEXED: dict[type[Record], Callable[[Any], dict[str, Keys]]] = {
@@ -217,6 +221,7 @@ _CHILDREN: dict[type[Record], tuple[str, str]] = {
     Alias: ("ALIASES#", "ALIAS#"),
     JobEvent: ("JOB#", "EVENT#"),
     RunRow: ("RUN#", "ROW#"),
+    Usage: ("USAGE#", "DAY#"),
     Worker: ("WORKERS", "WORKER#"),
     Member: ("TEAM#", "MEMBER#"),
     Secret: ("TEAM#", "SECRET#"),
@@ -266,6 +271,15 @@ class Update:
 
 
 @dataclass(frozen=True)
+class Count:
+    """Add to the counters of a record, which is made when it is not there yet."""
+
+    kind: type[Record]
+    identity: tuple[Any, ...]
+    add: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Delete:
     """Remove a record; without ``when`` it may be gone already."""
 
@@ -283,7 +297,7 @@ class Check:
     when: ConditionBase
 
 
-Write = Put | Update | Delete | Check
+Write = Put | Update | Count | Delete | Check
 
 
 def get(kind: type[R], *identity: Any) -> R | None:
@@ -296,7 +310,7 @@ def get(kind: type[R], *identity: Any) -> R | None:
     return _record(kind, item) if item else None
 
 
-def write(change: Put | Update | Delete) -> None:
+def write(change: Put | Update | Count | Delete) -> None:
     """Make one change; ConditionFailed when its condition does not hold."""
     transact(change)
 
@@ -449,6 +463,11 @@ def _change(change: Write) -> dict[str, Any]:
             request["Key"] = _key(kind, identity)
             request["UpdateExpression"] = _update(changed, add, drop, names, values)
             condition = exists() if when is None else exists() & when
+        case Count(kind, identity, add):
+            request["Key"] = _key(kind, identity)
+            named = dict(zip(_IDENTITY[kind], identity, strict=True))
+            request["UpdateExpression"] = _update(named, add, None, names, values)
+            condition = None
         case Delete(kind, identity, when) | Check(kind, identity, when):
             request["Key"] = _key(kind, identity)
             condition = when
@@ -458,7 +477,7 @@ def _change(change: Write) -> dict[str, Any]:
         request["ExpressionAttributeNames"] = dict(names)
     if values:
         request["ExpressionAttributeValues"] = dict(values)
-    verb = "ConditionCheck" if isinstance(change, Check) else type(change).__name__
+    verb = {Check: "ConditionCheck", Count: "Update"}.get(type(change), type(change).__name__)
     return {verb: request}
 
 

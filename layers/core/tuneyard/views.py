@@ -7,7 +7,7 @@ from typing import Any
 from tuneyard import blobs, checkpoints, models
 from tuneyard.clock import iso
 from tuneyard.jobs import queue_position
-from tuneyard.records import Checkpoint, Job, JobEvent, Model
+from tuneyard.records import Checkpoint, Job, JobEvent, Model, Usage
 from tuneyard.settings import settings
 
 
@@ -86,6 +86,19 @@ def job(record: Job) -> dict[str, Any]:
         "progress": {"gradient_steps": record.steps_done, "of": record.num_sequences},
         "estimated_cost": round(running_ms / 3_600_000 * settings().worker_hour_price, 6),
     }
+
+
+def usage(record: Usage) -> dict[str, Any]:
+    """One day's use of one model in one project."""
+    shown = record.model_dump(exclude={"training_ms"})
+    return (
+        {"id": f"{record.day}#{record.project}#{record.model}", "object": "usage"}
+        | shown
+        | {
+            "total_tokens": record.prompt_tokens + record.completion_tokens,
+            "training_seconds": record.training_ms / 1000,
+        }
+    )
 
 
 def event(record: JobEvent) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""From events to webhooks: match the event queue, send the delivery queue, sweep every minute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tuneyard import clock, deliveries, matcher, sender, web, workers
+from tuneyard.table import Place
+
+
+def match(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
+    """Match events, and further pages of events, with automations."""
+    return _each(event, _match)
+
+
+def send(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
+    """Send deliveries that are due."""
+    return _each(event, _send)
+
+
+def sweep(event: dict[str, Any], context: object) -> None:  # noqa: ARG001
+    """Move on what stands still."""
+    deliveries.sweep(clock.now_ms())
+    workers.seen("sender", "sweep")
+
+
+def _match(body: dict[str, Any]) -> None:
+    if "detail" in body:
+        matcher.match(body["detail"]["id"], now=clock.now_ms())
+        return
+    after = Place(*body["after"]) if body["after"] else None
+    matcher.match(body["event_id"], now=clock.now_ms(), scope=body["scope"], after=after)
+
+
+def _send(body: dict[str, Any]) -> None:
+    sender.send(body["delivery_id"], body["rev"], now=clock.now_ms())
+
+
+def _each(event: dict[str, Any], work: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Work on each message; one that fails by a bug of ours comes back, and at last goes to the dead letters."""
+    failed = []
+    for record in event["Records"]:
+        try:
+            work(json.loads(record["body"]))
+        except Exception:
+            web.logger.exception("message failed", message_id=record["messageId"])
+            failed.append({"itemIdentifier": record["messageId"]})
+    return {"batchItemFailures": failed}
