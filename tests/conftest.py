@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 from moto import mock_aws
 from samtranslator.yaml_helper import yaml_parse
-from tuneyard import auth, blobs, bus, queues, table, teams, web
+from tuneyard import auth, blobs, bus, queues, table, teams, vault, web
 from tuneyard.records import Identity, Role
 from tuneyard.settings import settings
 from tuneyard_host.local import doors
@@ -81,7 +81,8 @@ def forget() -> None:
     """Make every cached client and setting anew at its next use."""
     settings.cache_clear()
     auth.forget()
-    for edge in (table, blobs, queues, bus):
+    vault.forget()
+    for edge in (table, blobs, queues, bus, vault):
         edge._client.cache_clear()
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 from fastapi.testclient import TestClient
-from tuneyard import leases
+from tuneyard import blobs, leases, table
+from tuneyard.records import Checkpoint
 from tuneyard_host.training import trainer
 
 MODEL = {"project": "p", "name": "agent", "base_model": "tuneyard/tiny"}
@@ -73,6 +76,34 @@ def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestCl
     assert (seen["status"], seen["checkpoint_step"]) == ("succeeded", 1)
     listed = api.get(f"/v1/preview/models/{model['id']}/checkpoints").json()["data"]
     assert [(c["step"], c["aliases"]) for c in listed] == [(1, ["step1", "latest"])]
+
+
+def test_the_ledger_beside_the_adapter_tells_what_became_of_each_trajectory(
+    api: TestClient, model: dict[str, Any]
+):
+    silent = {"messages_and_choices": [*PROMPT, {"role": "assistant", "content": "maybe"}], "reward": 0.5}
+    groups = [
+        {"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.0), silent]},
+        {"trajectories": [rollout("maybe", 1.0), rollout("yes", 1.0)]},
+    ]
+
+    job = api.post(
+        "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups}
+    ).json()
+    work_off(api)
+
+    checkpoint = table.get(Checkpoint, model["id"], 1)
+    rows = parquet.read_table(io.BytesIO(blobs.get(f"{checkpoint.prefix}ledger.parquet"))).to_pylist()
+    assert [(row["group"], row["index"], row["dropped"]) for row in rows] == [
+        (0, 0, None),
+        (0, 1, None),
+        (0, 2, "no trainable tokens"),
+        (1, 0, "all rewards of the group are equal"),
+        (1, 1, "all rewards of the group are equal"),
+    ]
+    assert rows[0]["advantage"] > 0 > rows[1]["advantage"]
+    (warning,) = [event for event in events(api, job["id"]) if event["type"] == "warning"]
+    assert warning["data"]["dropped"] == {"no trainable tokens": 1, "all rewards of the group are equal": 2}
 
 
 def test_a_broken_line_fails_the_job_with_its_number_before_any_training(

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Depends
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
 from tuneyard import artifact_views as views
-from tuneyard import artifacts, jobs, labels, registry, runs, web
+from tuneyard import artifacts, jobs, labels, runs, web
+from tuneyard import registry as registries
 from tuneyard.auth import Caller
 from tuneyard.records import REGISTRY_PROJECT, Collection, Run, Version
 from tuneyard.trajectories import Number
@@ -159,14 +160,14 @@ def create_link(
     """Link a version into a collection of a registry."""
     linked = artifacts.version(of, version)
     return views.version_with_files(
-        *registry.link(caller, of, linked, registry=body.registry, name=body.collection)
+        *registries.link(caller, of, linked, registry=body.registry, name=body.collection)
     )
 
 
 @router.post("/registries")
 def create_registry(body: CreateRegistry, caller: Caller) -> dict[str, Any]:
     """Make a registry, or get the one of that name."""
-    return views.registry(registry.create(caller, body.name))
+    return views.registry(registries.create(caller, body.name))
 
 
 @router.get("/registries")
@@ -174,22 +175,22 @@ def list_registries(
     caller: Caller, after: web.After = None, limit: web.Limit = 20, order: web.Order = "asc"
 ) -> dict[str, Any]:
     """The team's registries."""
-    rows = registry.page(caller.team, after=after, limit=limit + 1, descending=order == "desc")
+    rows = registries.page(caller.team, after=after, limit=limit + 1, descending=order == "desc")
     return web.page(rows, limit, views.registry)
 
 
-@router.get("/registries/{name}")
-def get_registry(name: str, caller: Caller) -> dict[str, Any]:
+@router.get("/registries/{registry}")
+def get_registry(registry: str, caller: Caller) -> dict[str, Any]:
     """One registry."""
-    return views.registry(registry.get(caller, name))
+    return views.registry(registries.get(caller, registry))
 
 
-@router.get("/registries/{name}/collections")
+@router.get("/registries/{registry}/collections")
 def list_registry_collections(
-    name: str, caller: Caller, after: web.After = None, limit: web.Limit = 20, order: web.Order = "asc"
+    registry: str, caller: Caller, after: web.After = None, limit: web.Limit = 20, order: web.Order = "asc"
 ) -> dict[str, Any]:
     """The collections of a registry."""
-    scope = registry.get(caller, name).scope
+    scope = registries.get(caller, registry).scope
     rows = artifacts.collections(scope, after=after, limit=limit + 1, descending=order == "desc")
     return web.page(rows, limit, views.collection)
 
@@ -198,7 +199,7 @@ def list_registry_collections(
 def delete_link(of: Annotated[Collection, Depends(in_registry)], version: str) -> dict[str, Any]:
     """Take a version out of a registry."""
     gone = artifacts.version(of, version)
-    registry.unlink(of, gone)
+    registries.unlink(of, gone)
     return {"id": gone.id, "object": "artifact_version", "deleted": True}
 
 

@@ -132,6 +132,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Give free rows to those who wait, each with the longest beginning that some row already holds."""
+        if not self.waiting.count:
+            return
         projects = Counter(s.project for s in self.running if s is not None)
         free = [row for row in range(self.rows.count) if row >= len(self.running) or self.running[row] is None]
         deferred: list[Sequence] = []

@@ -7,6 +7,8 @@ for every layer, and many small operations where a few will do.
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +64,8 @@ class Network:
     def memory(self, rows: int, context: int) -> Tensor:
         """Key-value memory (layers, rows, 2, Hkv, context, d), all zeros."""
         shape = (len(self.layers), rows, 2, self.kv_heads, context, self.head_dim)
-        if self.device.type == "cpu" and self.dtype == torch.float32:
-            return torch.from_numpy(np.zeros(shape, np.float32))  # takes pages only when written, unlike torch's
+        if self.device.type == "cpu":
+            return _untouched(math.prod(shape) * self.embedding.element_size(), self.dtype).view(shape)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def prefill(self, segments: list[Segment], memory: Tensor, mix: Mix) -> Tensor:
@@ -165,6 +167,15 @@ class Network:
             found = torch.full((size,), 1 / size), torch.full((rows,), self.epsilon)
             self._known[rows, size] = found
         return found
+
+
+def _untouched(size: int, dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory page by page as they are written: a row's unused context costs nothing."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    area = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(area, dtype=dtype)
 
 
 def _causal(start: int, end: int, device: torch.device) -> Tensor | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import os
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,7 +22,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from tuneyard.completions import EngineRequest
 from tuneyard.errors import ApiError, Invalid, ModelNotFound, TrainingError, Unauthorized, Unavailable
-from tuneyard.settings import BaseModelSpec, settings
+from tuneyard.settings import BaseModelSpec
 from tuneyard.web import error_body, show_error
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from .server import Server
 
 logger = Logger(service="tuneyard-inference")
+SWITCH_SECONDS = 0.0005
+"""How long the event loop may keep the interpreter while the engine's thread wants it: a tenth of Python's default."""
 
 
 class Servers:
@@ -40,6 +44,8 @@ class Servers:
         self._read_blob, self._limits = read_blob, limits
         self._starts: dict[str, Future[Server]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="start")
+        self.threads: int | None = None
+        """How many threads torch may use; half the cores when the process is ours, for the trainer wants some too."""
 
     def start(self, base_model: str) -> Future[Server]:
         """Begin to load a base model, unless that was begun before; one that failed is tried again."""
@@ -58,8 +64,12 @@ class Servers:
             raise Unavailable(str(error), retry_after=60) from error
 
     def _serve(self, spec: BaseModelSpec) -> Server:
+        import torch
+
         from .server import Server
 
+        if self.threads is not None and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(self.threads)
         try:
             return Server(spec, self._read_blob, self._limits)
         except TrainingError as error:
@@ -89,6 +99,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        servers.threads = max(1, (os.cpu_count() or 1) // 2)
         for name in servers.specs:
             servers.start(name)
         yield
@@ -170,16 +182,3 @@ async def _show_invalid_request(_: Request, error: RequestValidationError) -> JS
 async def _show_bug(request: Request, error: Exception) -> JSONResponse:
     logger.error("request failed", exc_info=error, path=request.url.path)
     return show_error(ApiError("Something went wrong on our side; it was logged. Try again, or report it."))
-
-
-def main(port: int, host: str = "127.0.0.1") -> None:
-    """Serve this machine's base models until told to end."""
-    import uvicorn
-
-    def read_blob(key: str) -> bytes:
-        from tuneyard import blobs
-
-        return blobs.get(key)
-
-    app = create_app(settings().base_models, read_blob, settings().engine_token)
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)

@@ -12,7 +12,6 @@ from tuneyard_host.tiny import phrases, talks, tasks, tool_tasks, words
 from tuneyard_host.tiny.phrases import Message
 from tuneyard_host.tiny.tools import Tool
 
-
 LESSONS = 12_000
 
 

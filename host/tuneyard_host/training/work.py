@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import platform
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import torch
 import transformers
 import tuneyard
@@ -23,7 +26,7 @@ from tuneyard.trajectories import TrajectoryGroup
 
 from tuneyard_host import bases
 from tuneyard_host.training import adapters, rl, sft
-from tuneyard_host.training.adapters import Learner
+from tuneyard_host.training.adapters import ADAPTER, CONFIG, OPTIMIZER, Learner
 from tuneyard_host.training.plans import Plan
 from tuneyard_host.training.progress import Mark, Progress
 
@@ -87,7 +90,7 @@ def run(job: Job, teller: Teller) -> None:
     leases.commit(
         teller.job,
         step=model.last_step + 1,
-        files=learner.files(),
+        files=learner.files() | {"ledger.parquet": as_parquet(plan.ledger)},
         metrics={name: value / plan.num_sequences for name, value in total.items()},
         lineage=_lineage(job, learner, body),
     )
@@ -141,10 +144,19 @@ def _checkpoint(job: Job, step: int) -> Checkpoint:
     return found
 
 
+def as_parquet(ledger: list[dict[str, Any]]) -> bytes:
+    """What became of each trajectory or line, as a Parquet file with one row for each."""
+    flat = [{k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()} for row in ledger]
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(flat), stream)
+    return stream.getvalue()
+
+
 def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """A checkpoint's files, each checked against the digest in its record."""
-    files = {file.name: blobs.get(checkpoint.prefix + file.name) for file in checkpoint.files}
-    for file in checkpoint.files:
+    """A checkpoint's adapter and optimizer, each file checked against the digest in its record."""
+    wanted = [file for file in checkpoint.files if file.name in (ADAPTER, CONFIG, OPTIMIZER)]
+    files = {file.name: blobs.get(checkpoint.prefix + file.name) for file in wanted}
+    for file in wanted:
         if hashlib.sha256(files[file.name]).hexdigest() != file.sha256:
             raise TrainingError(
                 f"The file {file.name} of step {checkpoint.step} is damaged: its SHA-256 is another."

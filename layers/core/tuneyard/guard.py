@@ -86,7 +86,7 @@ def target(text: str, *, own_hosts: tuple[str, ...] = ()) -> Target:
     if not host:
         raise Blocked("it names no host")
     port = url.port or {"https": 443, "http": 80}[url.scheme]
-    _check_own(host, port, (*settings().own_hosts, *own_hosts))
+    _check_own(host, port, (settings().api_host, *settings().own_hosts, *own_hosts))
     if not local:
         _check_name(host)
         if port not in settings().webhook_ports:

@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     scale_to_zero: bool = False
     worker_hour_price: float = 0.0
     secret_prefix: str = "tuneyard"  # noqa: S105  names, not values
+    api_host: str = ""
     own_hosts: list[str] = Field(default_factory=list)
     """Names of this API, where webhooks may not go."""
     allow_local_targets: bool = False
