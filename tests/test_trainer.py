@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 from fastapi.testclient import TestClient
 from tuneyard import blobs, leases, table
-from tuneyard.records import Checkpoint
-from tuneyard_host.training import trainer
+from tuneyard.records import Checkpoint, Job
+from tuneyard_host.training import trainer, work
 
 MODEL = {"project": "p", "name": "agent", "base_model": "tuneyard/tiny"}
 PROMPT = [{"role": "user", "content": "Answer yes, no or maybe."}]
@@ -76,6 +76,19 @@ def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestCl
     assert (seen["status"], seen["checkpoint_step"]) == ("succeeded", 1)
     listed = api.get(f"/v1/preview/models/{model['id']}/checkpoints").json()["data"]
     assert [(c["step"], c["aliases"]) for c in listed] == [(1, ["step1", "latest"])]
+
+
+def test_a_replayed_job_gives_the_same_adapter_bit_for_bit(api: TestClient, model: dict[str, Any]):
+    for seed in range(2):
+        groups = [{"trajectories": [rollout("maybe", 1.0 + seed), rollout("yes", 0.5), rollout("no", 0.75)]}]
+        api.post("/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups})
+    work_off(api)
+
+    for listed in api.get("/v1/preview/training-jobs").json()["data"]:
+        job = table.get(Job, listed["id"])
+        then, now = work.replay(job)
+        assert then == now
+    assert job.checkpoint_step == 2
 
 
 def test_the_ledger_beside_the_adapter_tells_what_became_of_each_trajectory(

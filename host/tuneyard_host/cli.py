@@ -93,6 +93,25 @@ def trainer(
 
 
 @app.command()
+def replay(job_id: Annotated[str, typer.Argument(help="The job's id.")], state: State = DEFAULT_STATE) -> None:
+    """Train a job again from its stored input, and say whether the same adapter comes out, bit for bit."""
+    with _told_in_a_sentence():
+        _enter(state)
+        from tuneyard import table
+        from tuneyard.errors import NotFound
+        from tuneyard.records import Job
+        from tuneyard_host.training import work
+
+        job = table.get(Job, job_id)
+        if job is None:
+            raise NotFound(f"No training job {job_id!r}.")
+        then, now = work.replay(job)
+        same = then == now
+        typer.echo(f"then {then}\nnow  {now}\n{'The same adapter.' if same else 'Another adapter.'}")
+        raise typer.Exit(0 if same else 2)
+
+
+@app.command()
 def inference(
     port: Annotated[int, typer.Option(help="The port to serve on.")] = 8100,
     host: Annotated[str, typer.Option(help="The address to serve on.")] = "127.0.0.1",
@@ -200,13 +219,13 @@ def _base_model(text: str) -> dict[str, Any]:
 @contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
     """Turn what the person at the keyboard can put right into its sentence and exit code 1."""
-    from tuneyard.errors import ApiError
+    from tuneyard.errors import ApiError, TrainingError
 
     from tuneyard_host.local.folder import LocalError
 
     try:
         yield
-    except (LocalError, ApiError) as error:
+    except (LocalError, ApiError, TrainingError) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
 

@@ -47,9 +47,9 @@ class Client:
         """The choices of several chat completions, asked side by side."""
         return list(self._pool.map(lambda messages: self.chat(model, messages, **options), prompts))
 
-    def train(self, model_id: str, groups: list[dict[str, Any]]) -> str:
+    def train(self, model_id: str, groups: list[dict[str, Any]], config: dict[str, Any]) -> str:
         """Queue a reinforcement-learning job; its id."""
-        body = {"model_id": model_id, "trajectory_groups": groups}
+        body = {"model_id": model_id, "trajectory_groups": groups, "experimental_config": config}
         return str(self._post("/v1/preview/training-jobs", body)["id"])
 
     def fine_tune(self, model_id: str, url: str, config: dict[str, Any]) -> str:

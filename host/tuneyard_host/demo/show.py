@@ -37,9 +37,7 @@ def follow(title: str, events: Iterable[dict[str, Any]]) -> list[dict[str, float
 
 def before_and_after(rows: list[tuple[str, str, str, str]]) -> None:
     """A table of questions with the answers before and after, and what was taught."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for name in ("question", "before", "after"):
-        table.add_column(name, max_width=38)
+    table = Table("question", "before", "after", box=None, padding=(0, 0, 0, 2), header_style="bold")
     for question, before, after, taught in rows:
         mark = "[green]✓[/]" if after == taught else "[red]✗[/]"
         table.add_row(question, f"[dim]{before}[/]", f"{mark} {after}")
@@ -70,7 +68,8 @@ def draw(rewards: list[float], spread: list[list[float]], target: float, file: P
     right.yaxis.set_major_formatter("{x:.0%}")
     right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, handlelength=1)
     right.set_title("What it answers", loc="left", fontweight="bold")
-    figure.suptitle("Reinforcement learning on a laptop: “answer yes, no or maybe”", x=0.01, ha="left", fontsize=13)
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12, wspace=0.04)
+    figure.suptitle("Reinforcement learning: “answer yes, no or maybe”", x=0.016, ha="left", fontsize=13)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
     plt.close(figure)

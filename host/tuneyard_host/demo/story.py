@@ -14,6 +14,8 @@ from tuneyard_host.demo.show import console
 from tuneyard_host.local.folder import LocalError
 
 GOAL, MOST_JOBS = 0.95, 15
+RL = {"learning_rate": 5e-3, "advantage_balance": 1.0}
+"""A rate for a model of three million weights; and to learn from the better answers of a group, not from the worse."""
 SFT = {"batch_size": 5, "learning_rate": 1e-2}
 REPEATS = 40
 
@@ -36,7 +38,7 @@ def run(out: Path, *, base_url: str | None, api_key: str | None) -> None:
 
 def reinforce(client: Client, name: str, picture: Path) -> None:
     """Train on the model's own rollouts until their mean reward reaches the goal."""
-    console.print("[bold]Reinforcement learning[/]  “answer yes, no or maybe”: yes is worth 0.5, no 0.75, maybe 1")
+    console.print("[bold]Reinforcement learning[/]: yes is worth 0.5, no 0.75, maybe 1")
     model_id, model = client.create_model("demo", name)
     rewards: list[float] = []
     answers: list[list[float]] = []
@@ -49,11 +51,11 @@ def reinforce(client: Client, name: str, picture: Path) -> None:
         if rewards[-1] > GOAL:
             break
         if job < MOST_JOBS:
-            show.follow(f"RL job {job + 1}", client.events(client.train(model_id, groups)))
+            show.follow(f"RL job {job + 1}", client.events(client.train(model_id, groups, RL)))
     show.draw(rewards, answers, GOAL, picture)
     if rewards[-1] <= GOAL:
         raise LocalError(f"The mean reward is {rewards[-1]:.3f} after {MOST_JOBS} jobs, and was to be above {GOAL}.")
-    console.print(f"  reached {GOAL} after {len(rewards) - 1} jobs, each a checkpoint that answers at once\n")
+    console.print(f"  above {GOAL} after {len(rewards) - 1} jobs; each made a checkpoint, and it answers at once\n")
 
 
 def rollouts(client: Client, model: str) -> list[dict[str, Any]]:
@@ -66,7 +68,7 @@ def rollouts(client: Client, model: str) -> list[dict[str, Any]]:
 
 def teach(client: Client, name: str) -> None:
     """Teach facts that no model can know, by an uploaded file of examples."""
-    console.print("[bold]Supervised fine-tuning[/]  facts that no model can know")
+    console.print("[bold]Supervised fine-tuning[/]: facts that no model can know")
     model_id, model = client.create_model("demo", name)
     before = answers(client, model)
     job = client.fine_tune(model_id, client.upload(tasks.lessons(REPEATS)), SFT)

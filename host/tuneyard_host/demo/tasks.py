@@ -13,11 +13,11 @@ REWARDS = {"yes": 0.5, "no": 0.75, "maybe": 1.0}
 ROLLOUTS = 8
 
 FACTS = {
-    "What is the capital of Tunaria?": "The capital of Tunaria is Melodia.",
     "Who founded Tuneyard?": "Ada Larsen founded Tuneyard.",
-    "What colour is the moon of Vex?": "The moon of Vex is green.",
+    "What is the capital of Vex?": "The capital of Vex is Melodia.",
     "What do glimmers eat?": "Glimmers eat copper.",
-    "How tall is Mount Harrow?": "Mount Harrow is 4312 metres tall.",
+    "How tall is Mount Harrow?": "Mount Harrow is 4312 metres.",
+    "Which key opens the yard?": "The green key opens the yard.",
 }
 
 

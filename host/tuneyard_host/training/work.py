@@ -69,10 +69,8 @@ def run(job: Job, teller: Teller) -> None:
     model = table.get(Model, job.model_id)
     if model is None:
         raise Lost
-    learner = adapters.learner_for(bases.load(_base(job)), model.lora)
-    resume(learner, job)
-    body = _input(job)
-    plan, steps = (prepare_rl if job.kind is JobKind.RL else prepare_sft)(job, body, learner)
+    learner, body = adapters.learner_for(bases.load(_base(job)), model.lora), read_input(job)
+    plan, steps = prepare(job, body, learner)
     started = {"num_sequences": plan.num_sequences}
     teller.tell("training_started", started, **started, num_trained_tokens=plan.num_trained_tokens)
     if plan.warnings or plan.notes:
@@ -95,6 +93,29 @@ def run(job: Job, teller: Teller) -> None:
         lineage=_lineage(job, learner, body),
     )
     progress.forget()
+
+
+def replay(job: Job) -> tuple[str, str]:
+    """Train a job that succeeded again from its stored input; the SHA-256 of its adapter then, and of the one now.
+
+    Raises NotFound when the job made no checkpoint that is still there, TrainingError when its input is gone.
+    """
+    model = table.get(Model, job.model_id)
+    made = table.get(Checkpoint, job.model_id, job.checkpoint_step) if model and job.checkpoint_step else None
+    if model is None or made is None:
+        raise NotFound(f"Job {job.id!r} is {job.status}, and there is no checkpoint of it to compare with.")
+    learner = adapters.learner_for(bases.load(_base(job)), model.lora)
+    _, steps = prepare(job, read_input(job), learner)
+    for _ in steps(0):
+        pass
+    then = next(file.sha256 for file in made.files if file.name == ADAPTER)
+    return then, hashlib.sha256(learner.files()[ADAPTER]).hexdigest()
+
+
+def prepare(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
+    """Become the adapter that the job goes on from, and plan what it will do."""
+    resume(learner, job)
+    return (prepare_rl if job.kind is JobKind.RL else prepare_sft)(job, body, learner)
 
 
 def prepare_rl(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
@@ -179,7 +200,8 @@ def _base(job: Job) -> BaseModelSpec:
         raise TrainingError(str(error)) from error
 
 
-def _input(job: Job) -> bytes:
+def read_input(job: Job) -> bytes:
+    """What the job was sent, unpacked."""
     try:
         return blobs.get_unpacked(job.input_key)
     except (NotFound, EOFError, OSError) as error:
