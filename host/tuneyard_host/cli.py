@@ -100,6 +100,7 @@ def replay(job_id: Annotated[str, typer.Argument(help="The job's id.")], state: 
         from tuneyard import table
         from tuneyard.errors import NotFound
         from tuneyard.records import Job
+
         from tuneyard_host.training import work
 
         job = table.get(Job, job_id)

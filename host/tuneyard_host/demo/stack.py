@@ -17,7 +17,7 @@ from tuneyard_host.local.folder import LocalError
 @contextmanager
 def running(state: Path) -> Iterator[dict[str, Any]]:
     """What ``tuneyard up --json`` says of a stack on this folder, until the block ends."""
-    command = [sys.executable, "-m", lifeline.__name__, "up", "--state", str(state), "--port", "0", "--json"]
+    command = [sys.executable, "-m", lifeline.CHILD, "up", "--state", str(state), "--port", "0", "--json"]
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and command
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )

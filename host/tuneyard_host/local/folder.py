@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LEAST_FREE_BYTES = 200_000_000
+LEAST_FREE_BYTES, MOST_LOG_BYTES = 200_000_000, 10_000_000
 
 
 class LocalError(Exception):
@@ -76,6 +76,9 @@ class Folder:
             raise OSError(errno.ENOSPC, "disk full")
         shutil.rmtree(self.tmp, ignore_errors=True)
         self.tmp.mkdir()
+        for log in self.logs.glob("*.log"):
+            if log.stat().st_size > MOST_LOG_BYTES:
+                log.replace(log.with_suffix(".log.old"))
         write_private(self.path / ".gitignore", "*\n")
 
     def _release(self) -> None:

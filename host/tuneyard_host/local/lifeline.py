@@ -15,9 +15,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 SECONDS_TO_END = 10
+CHILD = "tuneyard_host.child"
+"""The module that runs a ``tuneyard`` command in this way."""
+
 _parent_gone = threading.Event()
 
 
@@ -26,9 +30,8 @@ def settings_line(settings: dict[str, str]) -> bytes:
     return json.dumps(settings).encode() + b"\n"
 
 
-def main() -> None:
-    """Run a ``tuneyard`` command, after ``--preload MODULE,...``, as a child that does not outlive its parent."""
-    arguments = sys.argv[1:]
+def run(command: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """Run a command, after ``--preload MODULE,...``, as a child that does not outlive its parent."""
     pipe = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if arguments[0] == "--preload":
@@ -37,10 +40,8 @@ def main() -> None:
         arguments = arguments[2:]
     os.environ |= json.loads(pipe.readline() or sys.exit(1))
     threading.Thread(target=_wait_for_the_end, args=(pipe,), daemon=True, name="lifeline").start()
-    from tuneyard_host.cli import app
-
     try:
-        app(arguments, prog_name="tuneyard")
+        command(arguments)
     finally:
         if _parent_gone.is_set():
             _end_group()
@@ -59,6 +60,3 @@ def _end_group() -> None:
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
-
-if __name__ == "__main__":
-    main()

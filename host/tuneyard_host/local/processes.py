@@ -42,7 +42,7 @@ class Child:
         preload = ["--preload", self.preload] if self.preload else []
         sockets = [] if self.socket is None else [self.socket]
         fd = [f"--fd={socket}" for socket in sockets]
-        command = [sys.executable, "-m", lifeline.__name__, *preload, *self.arguments, *fd]
+        command = [sys.executable, "-m", lifeline.CHILD, *preload, *self.arguments, *fd]
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter and command
                 command, env=environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=sockets,

@@ -142,7 +142,7 @@ async def _in_a_fork(folder: Path) -> None:
 
 
 def _write_and_tell(folder: Path) -> int:
-    copy.deepcopy = _itself  # this process is the copy
+    copy.deepcopy = _itself  # type: ignore[assignment]  # this process is the copy
     try:
         os.nice(5)
         write(folder)

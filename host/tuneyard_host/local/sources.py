@@ -15,9 +15,9 @@ _NEVER = {"__pycache__", ".pytest_cache", ".mypy_cache"}
 
 
 def root() -> Path:
-    """Where template.yaml and functions/ are: beside the code in a checkout, inside the package when installed."""
+    """Where template.yaml and functions/ are: above the code in a checkout, beside it when installed."""
     package = Path(tuneyard_host.__file__).parent
-    for folder in (package.parents[1], package / "cloud"):
+    for folder in (package.parents[1], package.parent / "tuneyard_cloud"):
         if (folder / "template.yaml").is_file():
             return folder
     raise LocalError("template.yaml is missing from this installation of Tuneyard. Install it again.")

@@ -1,26 +1,39 @@
-"""Attention over a packed row, ours and not the library's, because packed documents must never see each
-other.
+"""Attention over a packed row, ours and not the library's: packed conversations must never see each other.
 
-A row is a forest of conversations in depth-first order. A run is a stretch of tokens without a branch; its
-tokens see themselves, the runs above them, and nothing else. Each run is one call of scaled-dot-product
-attention.
+A row is a forest of conversations in depth-first order. A run is a stretch of tokens without a branch. Its tokens see
+those before them in the run and the runs above it, and nothing else; so a run is seen whole by all that descends from
+it, which stands right behind it. On a CPU that is how it is computed: each run by itself, then each run by its
+descendants, the parts weighed by their normalisers. No mask is built and no key is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
 from tuneyard.errors import TrainingError
 
 NAME = "tuneyard_packed"
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Part(NamedTuple):
+    """Tokens of a row that look at tokens of a row: each at those up to itself when causal, else all at all."""
+
+    queries: slice
+    keys: slice
+    causal: bool
 
 
 @dataclass
@@ -35,17 +48,20 @@ class Forest:
         """The longest path in tokens: no attention reaches further back."""
         return max(sum(self.lengths[run] for run in path) for path in self.paths)
 
-    def masks(self, like: Tensor) -> list[Tensor | None]:
-        """For each run, who of its path each of its tokens sees: None for plain causal, else (length, path length)."""
-        if not hasattr(self, "_masks"):
-            self._masks = [self._mask(path, like) for path in self.paths]
-        return self._masks
-
-    def _mask(self, path: list[int], like: Tensor) -> Tensor | None:
-        if len(path) == 1:
-            return None
-        rows, columns = self.lengths[path[-1]], sum(self.lengths[run] for run in path)
-        return torch.ones(rows, columns, dtype=torch.bool, device=like.device).tril(columns - rows)
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Each run by itself, then each run as its descendants see it: together, all that is seen, once."""
+        starts = list(accumulate(self.lengths, initial=0))
+        ends = starts[1:]
+        for run, path in enumerate(self.paths):
+            for above in path:
+                ends[above] = max(ends[above], starts[run + 1])
+        runs = [slice(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+        return [Part(run, run, True) for run in runs] + [
+            Part(slice(run.stop, end), run, False)
+            for run, end in zip(runs, ends, strict=True)
+            if end > run.stop
+        ]
 
 
 def packed(
@@ -65,22 +81,82 @@ def packed(
             f"This base model attends over a sliding window of {window} tokens, and a conversation has "
             f"{forest.span}: train on shorter ones."
         )
-    repeats = query.shape[1] // key.shape[1]
-    queries = query.split(forest.lengths, dim=2)
-    keys = key.repeat_interleave(repeats, dim=1).split(forest.lengths, dim=2)
-    values = value.repeat_interleave(repeats, dim=1).split(forest.lengths, dim=2)
-    seen = [
-        scaled_dot_product_attention(
-            queries[path[-1]],
-            keys[path[-1]] if causal is None else torch.cat([keys[run] for run in path], dim=2),
-            values[path[-1]] if causal is None else torch.cat([values[run] for run in path], dim=2),
-            attn_mask=causal,
-            is_causal=causal is None,
-            scale=options.get("scaling"),
+    heads = key.shape[1]
+    repeats = query.shape[1] // heads
+    queries = query[0].unflatten(0, (heads, repeats)).transpose(0, 1)  # (repeats, key heads, T, size)
+    keys, values = key.expand(repeats, -1, -1, -1), value.expand(repeats, -1, -1, -1)
+    attend = in_parts if query.device.type == "cpu" else in_runs
+    seen = attend(queries, keys, values, forest, options["scaling"])
+    return seen.permute(2, 1, 0, 3).flatten(1, 2)[None], None
+
+
+def in_runs(queries: Tensor, keys: Tensor, values: Tensor, forest: Forest, scale: float) -> Tensor:
+    """Each run against its whole path under a mask: for any device, and to test the other way against."""
+    pieces = [tensor.split(forest.lengths, dim=2) for tensor in (queries, keys, values)]
+    seen = []
+    for path in forest.paths:
+        query, key, value = (
+            pieces[0][path[-1]],
+            torch.cat([pieces[1][run] for run in path], dim=2),
+            torch.cat([pieces[2][run] for run in path], dim=2),
         )
-        for path, causal in zip(forest.paths, forest.masks(query), strict=True)
-    ]
-    return torch.cat(seen, dim=2).transpose(1, 2), None
+        rows, columns = query.shape[2], key.shape[2]
+        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+        seen.append(scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale))
+    return torch.cat(seen, dim=2)
+
+
+class _InParts(torch.autograd.Function):
+    """softmax(q k^T) v over the parts of a row, each by the library's kernel, which also tells its normaliser.
+
+    With out and log-normaliser of the whole, the kernel's backward pass gives each part's share of the gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, parts: list[Part], scale: float
+    ) -> Tensor:
+        out = torch.empty_like(queries)
+        normaliser = torch.empty(queries.shape[:3], dtype=torch.float32)
+        for q, k, causal in parts:
+            seen, norm = _forward(
+                queries[:, :, q], keys[:, :, k], values[:, :, k], is_causal=causal, scale=scale
+            )
+            if causal:
+                out[:, :, q], normaliser[:, :, q] = seen, norm
+                continue
+            both = torch.logaddexp(normaliser[:, :, q], norm)
+            out[:, :, q].mul_((normaliser[:, :, q] - both).exp_()[..., None].to(out.dtype))
+            out[:, :, q].addcmul_(seen, (norm - both).exp_()[..., None].to(out.dtype))
+            normaliser[:, :, q] = both
+        ctx.save_for_backward(queries, keys, values, out, normaliser)
+        ctx.parts, ctx.scale = parts, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, out, normaliser = ctx.saved_tensors
+        totals = [torch.empty_like(queries) for _ in range(3)]
+        for q, k, causal in ctx.parts:
+            shares = _backward(
+                grad[:, :, q], queries[:, :, q], keys[:, :, k], values[:, :, k], out[:, :, q], normaliser[:, :, q],
+                dropout_p=0.0, is_causal=causal, scale=ctx.scale,
+            )  # fmt: skip
+            for total, share, where in zip(totals, shares, (q, k, k), strict=True):
+                if causal:
+                    total[:, :, where] = share
+                else:
+                    total[:, :, where] += share
+        return *totals, None, None
+
+
+_in_parts: Callable[..., Tensor] = _InParts.apply
+
+
+def in_parts(queries: Tensor, keys: Tensor, values: Tensor, forest: Forest, scale: float) -> Tensor:
+    """Each run by itself and by its descendants: the fast way, on a CPU."""
+    return _in_parts(queries, keys, values, forest.parts, scale)
 
 
 AttentionInterface.register(NAME, packed)

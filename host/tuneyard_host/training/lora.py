@@ -70,7 +70,7 @@ class _LowRank(torch.autograd.Function):
                 else (flat @ weight[0]).addmm_(through, a.to(flat.dtype))
             )
             to_x = to_x.view(*grad.shape[:-1], x.shape[-1])
-        return to_x, None, None, (through.T @ x).to(a.dtype), (flat.T @ low).to(b.dtype), None
+        return to_x, None, None, (through.T @ x).to(a.dtype), (low.T @ flat).T.to(b.dtype), None
 
 
 _low_rank: Callable[..., Tensor] = _LowRank.apply
