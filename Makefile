@@ -1,6 +1,7 @@
 # Everything runs in .venv, which is made on first use; nothing but Python 3.11 or newer (with venv and pip) is needed.
 
 PYTHON ?= python3
+RUNTIME ?= python3.13
 BIN := .venv/bin
 SOURCES := functions layers/core/tuneyard host tests benchmarks
 unexport PYTHONDONTWRITEBYTECODE # compiling torch's libraries at every start would take longer than the demo
@@ -36,9 +37,11 @@ lock: .venv/uv ## Resolve pyproject.toml anew into requirements/ and the layer's
 	$(call lock,requirements/local.txt,--extra local -c requirements/dev.txt)
 	$(call lock,layers/core/requirements.txt,-c requirements/dev.txt)
 
-build: .venv/dev ## What `sam deploy` deploys.
+build: .venv/uv ## What `sam deploy` deploys; RUNTIME=python3.12 where that is the Python that you have.
 	test -x .venv-sam/bin/sam || ($(PYTHON) -m venv .venv-sam && $(BIN)/uv pip install -q -p .venv-sam aws-sam-cli)
-	PATH="$(CURDIR)/.venv-sam/bin:$$PATH" sam build
+	sed 's/BuildMethod: python.*/BuildMethod: $(RUNTIME)/' template.yaml > .template.yaml
+	PATH="$(CURDIR)/.venv-sam/bin:$$PATH" sam build -t .template.yaml --parameter-overrides PythonRuntime=$(RUNTIME)
+	rm .template.yaml
 
 clean: ## Remove what the other targets made, but for the state in .tuneyard.
 	rm -rf .venv .venv-sam .aws-sam demo-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -97,6 +98,28 @@ def test_a_client_that_leaves_in_mid_stream_harms_nobody(client: openai.OpenAI):
             next(iter(stream))
 
     assert client.chat.completions.create(model="tuneyard/tiny", messages=ASK, max_tokens=4).choices
+
+
+def test_what_was_used_is_booked_also_for_a_stream_that_broke_off(client: openai.OpenAI, stack: Any):
+    project = f"{stack.team}/{uuid.uuid4().hex}"
+    booked = client.with_options(default_headers={"Compat-Project": project})
+    whole = booked.chat.completions.create(model="tuneyard/tiny", messages=ASK, max_tokens=4)
+    with booked.chat.completions.create(
+        model="tuneyard/tiny", messages=ASK, stream=True, max_tokens=500, extra_body={"ignore_eos": True}
+    ) as stream:
+        next(iter(stream))
+
+    for _ in range(100):
+        rows = httpx.get(
+            f"{stack.inference_url}/usage", headers={"Authorization": f"Bearer {stack.api_key}"}, params={"limit": 100}
+        ).json()["data"]
+        mine = [row for row in rows if f"{stack.team}/{row['project']}" == project]
+        if mine and mine[0]["requests"] == 2:
+            break
+        time.sleep(0.1)
+    (line,) = mine
+    assert line["prompt_tokens"] == 2 * whole.usage.prompt_tokens
+    assert whole.usage.completion_tokens < line["completion_tokens"] < 500
 
 
 def test_usage_may_be_booked_on_the_own_team_only(client: openai.OpenAI, stack: Any):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,12 @@ from training_fixtures import (  # noqa: F401
     slow_logprobs,
     twin,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from tuneyard.errors import TrainingError
 from tuneyard_host.bases import Base
-from tuneyard_host.training import packing
+from tuneyard_host.training import norms, packing
 from tuneyard_host.training.adapters import Learner, read_adapter
+from tuneyard_host.training.attention import in_parts, in_runs
 from tuneyard_host.training.logprobs import of_row
 from tuneyard_host.training.packing import History, Row, build_row, pack
 
@@ -181,3 +185,67 @@ def test_an_adapter_read_from_its_files_computes_as_the_learner_does(
         logprobs, _ = of_row(base.model, row, chunk=CHUNK)
 
     assert torch.equal(logprobs, computed(learner, row)[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attention_in_parts_is_attention_under_a_mask(seed: int):
+    rng = random.Random(seed)
+    stem = [rng.randrange(9) for _ in range(60)]
+    given = sorted(
+        [
+            stem[: rng.randrange(60)] + [rng.randrange(9) for _ in range(rng.randrange(1, 40))]
+            for _ in range(9)
+        ]
+    )
+    row = build_row(
+        [History(ids, [True] * len(ids), [0.0] * len(ids)) for ids in given], packing.shared_beginnings(given)
+    )
+    torch.manual_seed(seed)
+    inputs = [torch.randn(2, 3, len(row.ids), 16, requires_grad=True) for _ in range(3)]
+    weights = torch.randn(2, 3, len(row.ids), 16)
+
+    found = []
+    for attend in (in_parts, in_runs):
+        seen = attend(*inputs, row.forest, 0.3)
+        found.append([seen.detach(), *torch.autograd.grad((seen * weights).sum(), inputs)])
+
+    assert len(row.forest.parts) > len(row.forest.lengths)
+    for fast, slow in zip(*found, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-5, atol=2e-5)
+
+
+def test_a_sliding_window_is_refused_where_it_would_matter(
+    base: Base, learner: Learner, monkeypatch: pytest.MonkeyPatch
+):
+    (row,) = pack(histories([(0, 9)], prompts=[30]), length=2048)
+    monkeypatch.setattr(base.model.model.layers[0].self_attn, "sliding_window", 38)
+
+    with pytest.raises(TrainingError, match="sliding window of 38 tokens, and a conversation has 39"):
+        computed(learner, row)
+
+
+def test_the_fast_norm_has_the_gradient_of_its_formula():
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, dtype=torch.float64)
+
+    assert torch.autograd.gradcheck(lambda value: norms._normalise(value, weight, 1e-3), (x,))
+
+
+def test_the_fast_norm_takes_only_places_it_fills():
+    class ShiftedRMSNorm(torch.nn.Module):
+        """Gemma's: the weight is added to one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(8) / 2), 1e-6
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (
+                x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon) * (1 + self.weight)
+            )
+
+    model = torch.nn.Sequential(ShiftedRMSNorm(), Qwen3RMSNorm(8))
+
+    norms.quicken(model)
+
+    assert [type(module) for module in model] == [ShiftedRMSNorm, norms.FrozenRMSNorm]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import warnings
@@ -15,6 +14,7 @@ import peft
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 from tuneyard.configs import LORA_TARGETS, LoraSettings
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
@@ -72,11 +72,9 @@ def twin(base: Base, files: dict[str, bytes], folder: Path) -> Any:
 
 
 def plain(base: Base) -> Any:
-    """A copy of the base model that has never heard of us."""
-    model = copy.deepcopy(base.model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.__class__ = torch.nn.Linear
+    """The base model as the library loads it."""
+    model = AutoModelForCausalLM.from_pretrained(bases.folder(base.spec), dtype=torch.float32)
+    model.eval()
     return model
 
 

@@ -42,6 +42,7 @@ class Choice:
         self.count = 0
         """How many tokens belong to the answer: those after a stop string do not."""
         self._task, self._vocabulary = task, vocabulary
+        self._as_ids = bool(task.chat.return_tokens_as_token_ids)
         self._special = not task.option("skip_special_tokens", True)
         self._reader = Reader(task.stops, keep_stop=bool(task.option("include_stop_str_in_output", False)))
         self._calls = CallReader(parallel=task.chat.parallel_tool_calls) if task.calls else None
@@ -56,18 +57,10 @@ class Choice:
         if sequence.error is not None:
             raise sequence.error
         finish = sequence.finish  # before the tokens: when it is set, they are all there
-        tokens = sequence.tokens[self.count :]
-        text = ""
-        for token in tokens:
-            self.count += 1
-            ended = sequence.sampling.ends_at(token, self.count)
-            data = b"" if ended else self._vocabulary.shown([token], special=self._special)
-            text += self._reader.feed(data, waits=self.count > sequence.sampling.least)
-            piece.tokens.append(token)
-            if self._reader.found is not None:
-                finish = "stop"
-                piece.stop = self._reader.found
-                break
+        start = self.count
+        text, piece.tokens = self._text(sequence.tokens[start:])
+        if self._reader.found is not None:
+            finish, piece.stop = "stop", self._reader.found
         if finish is not None:
             text += self._reader.feed(b"", final=True)
             if piece.stop is None and sequence.tokens[-1] in self._task.chat.stop_token_ids:
@@ -80,9 +73,24 @@ class Choice:
                 finish = "tool_calls"
         piece.finish = self.finish = finish
         if sequence.sampling.logprobs is not None:
-            start = self.count - len(piece.tokens)
             piece.logprobs = [self._logprob(at) for at in range(start, self.count)]
         return piece
+
+    def _text(self, tokens: list[int]) -> tuple[str, list[int]]:
+        """The text that these tokens make certain, and those of them that come before the end of a stop string."""
+        sampling, shown = self.sequence.sampling, self._vocabulary.shown
+        last = len(tokens) - 1 if tokens and sampling.ends_at(tokens[-1], self.count + len(tokens)) else len(tokens)
+        if not self._reader.stops:
+            self.count += len(tokens)
+            return self._reader.feed(shown(tokens[:last], special=self._special)), tokens
+        text = ""
+        for at, token in enumerate(tokens):
+            self.count += 1
+            data = b"" if at == last else shown([token], special=self._special)
+            text += self._reader.feed(data, waits=self.count > sampling.least)
+            if self._reader.found is not None:
+                return text, tokens[: at + 1]
+        return text, tokens
 
     def _logprob(self, at: int) -> dict[str, Any]:
         """One entry of ``logprobs.content``."""
@@ -94,9 +102,9 @@ class Choice:
         }
 
     def _told(self, token: int, logprob: float) -> dict[str, Any]:
-        as_id = self._task.chat.return_tokens_as_token_ids
+        name, data = self._vocabulary.told(token)
         return {
-            "token": f"token_id:{token}" if as_id else self._vocabulary.name(token),
-            "logprob": max(logprob, LOWEST),
-            "bytes": list(self._vocabulary.bytes_of(token)),
+            "token": f"token_id:{token}" if self._as_ids else name,
+            "logprob": logprob if logprob > LOWEST else LOWEST,
+            "bytes": data,
         }

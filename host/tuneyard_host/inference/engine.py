@@ -27,6 +27,10 @@ from .sequences import Alternatives, Sequence, Waiting
 from .sampling import draw
 
 logger = Logger(service="tuneyard-inference")
+HEARD_SECONDS = 0.01
+"""How long the engine lets readers read before it goes on. Both want the interpreter: side by side each stops the other
+some hundred times a step, and one after the other both are done sooner.
+"""
 
 
 @dataclass(frozen=True)
@@ -277,10 +281,13 @@ class Engine:
             if sequence.eager or sequence.done:
                 bells.setdefault(sequence.bell.loop, []).append(sequence.bell.event)
         for loop, events in bells.items():
+            heard = threading.Event()
             try:
-                loop.call_soon_threadsafe(_ring, events)
+                loop.call_soon_threadsafe(_ring, events, heard)
             except RuntimeError:  # the loop is closed: nobody will ever read these
                 self.cancel(s for s in sequences if s.bell.loop is loop)
+            else:
+                heard.wait(HEARD_SECONDS)
 
     def _fail_all(self, reason: str) -> None:
         with self._work:
@@ -299,6 +306,8 @@ def _alternatives(logprobs: Tensor, count: int) -> list[Alternatives]:
     return [list(zip(t, v, strict=True)) for t, v in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
-def _ring(events: list[asyncio.Event]) -> None:
+def _ring(events: list[asyncio.Event], heard: threading.Event) -> None:
+    """Wake the readers, and tell the engine when they have all had their turn."""
     for event in events:
         event.set()
+    asyncio.get_running_loop().call_soon(heard.set)

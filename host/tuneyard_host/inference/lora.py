@@ -50,6 +50,7 @@ class Mix:
         self._index = {_name(adapter): i for i, adapter in enumerate(adapters)}
         self._pairs: list[dict[str, Pair]] = []
         """(n, in, R) and (n, R, out) for each layer and site."""
+        self._names: list[str] = []
         self._order: Tensor | None = None
         self._back: Tensor | None = None
         ranks = {site: max((adapter.rank(site) for adapter in real), default=0) for site in SITES}
@@ -70,12 +71,14 @@ class Mix:
 
     def choose(self, owners: Sequence[Adapter | None]) -> Mix:
         """Say which adapter each row of the coming batch has."""
-        if len(self._index) > 1:
+        names = [_name(owner) for owner in owners]
+        if len(self._index) > 1 and names != self._names:
+            self._names = names
             groups: list[list[int]] = [[] for _ in self._index]
             places = []
-            for row, owner in enumerate(owners):
-                group = groups[self._index[_name(owner)]]
-                places.append((self._index[_name(owner)], len(group)))
+            for row, name in enumerate(names):
+                group = groups[self._index[name]]
+                places.append((self._index[name], len(group)))
                 group.append(row)
             size = max(map(len, groups))
             device = self._pairs[0]["o"][0].device

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from tuneyard.completions import EngineRequest
+from tuneyard.errors import Unavailable
 from tuneyard.settings import BaseModelSpec
 from tuneyard_host import bases
 
@@ -15,6 +17,7 @@ from .answers import Answer
 from .choices import Choice, Piece
 from .engine import Engine, Limits
 from .grammars import Grammars
+from .meter import Meter
 from .prompts import Task, plan
 from .sequences import Bell, Sequence
 from .texts import Vocabulary
@@ -23,7 +26,10 @@ from .texts import Vocabulary
 class Server:
     """A base model in memory with its adapters and its engine."""
 
-    def __init__(self, spec: BaseModelSpec, read_blob: Callable[[str], bytes], limits: Limits | None = None) -> None:
+    def __init__(
+        self, spec: BaseModelSpec, read_blob: Callable[[str], bytes], limits: Limits | None, meter: Meter
+    ) -> None:
+        self._meter = meter
         self.base = bases.load(spec)
         self.vocabulary = Vocabulary(self.base.tokenizer)
         self.engine = Engine(self.base, limits)
@@ -47,9 +53,22 @@ class Server:
             )
             for sampling in task.samplings
         ]
-        self.engine.submit(sequences)
+        self._meter.begin(request)
+        try:
+            self.engine.submit(sequences)
+        except Unavailable:
+            self._meter.end(request, prompt_tokens=0, completion_tokens=0)
+            raise
         choices = [Choice(i, sequence, task, self.vocabulary) for i, sequence in enumerate(sequences)]
-        return Work(self, task, choices, bell)
+        work = Work(self, task, choices, bell)
+        work.end = weakref.finalize(work, self._ended, request, sequences)
+        return work
+
+    def _ended(self, request: EngineRequest, sequences: list[Sequence]) -> None:
+        """The work was read to its end, or given up, or nobody holds it any more."""
+        self.engine.cancel(sequences)
+        written = sum(len(sequence.tokens) for sequence in sequences)
+        self._meter.end(request, prompt_tokens=len(sequences[0].prompt), completion_tokens=written)
 
 
 class Work:
@@ -58,6 +77,8 @@ class Work:
     def __init__(self, server: Server, task: Task, choices: list[Choice], bell: Bell) -> None:
         self._server, self._task, self._choices, self._bell = server, task, choices, bell
         self._answer = Answer(task, fingerprint=f"tuneyard-{server.base.digest[:12]}")
+        self.end: Callable[[], object] = lambda: None
+        """Frees the rows and books the tokens: called when reading ends, or at the latest when the work is dropped."""
 
     async def whole(self) -> dict[str, Any]:
         """The ``chat.completion``, when every choice has ended."""
@@ -97,7 +118,7 @@ class Work:
                         self._server.engine.cancel([choice.sequence])
                 left = [choice for choice in left if choice.finish is None]
         finally:
-            self._server.engine.cancel(choice.sequence for choice in self._choices)
+            self.end()
 
 
 def _ends(base: bases.Base) -> frozenset[int]:

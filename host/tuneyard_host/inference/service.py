@@ -25,6 +25,8 @@ from tuneyard.errors import ApiError, Invalid, ModelNotFound, TrainingError, Una
 from tuneyard.settings import BaseModelSpec
 from tuneyard.web import error_body, show_error
 
+from .meter import Meter
+
 if TYPE_CHECKING:
     from .engine import Limits
     from .server import Server
@@ -38,8 +40,9 @@ class Servers:
     """The server of each base model, started once, off the event loop."""
 
     def __init__(
-        self, specs: list[BaseModelSpec], read_blob: Callable[[str], bytes], limits: Limits | None = None
+        self, specs: list[BaseModelSpec], read_blob: Callable[[str], bytes], limits: Limits | None, meter: Meter
     ) -> None:
+        self._meter = meter
         self.specs = {spec.id: spec for spec in specs}
         self._read_blob, self._limits = read_blob, limits
         self._starts: dict[str, Future[Server]] = {}
@@ -71,7 +74,7 @@ class Servers:
         if self.threads is not None and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(self.threads)
         try:
-            return Server(spec, self._read_blob, self._limits)
+            return Server(spec, self._read_blob, self._limits, self._meter)
         except TrainingError as error:
             logger.error("base model not served", base_model=spec.id, reason=str(error))
             raise
@@ -93,9 +96,10 @@ def create_app(
     read_blob: Callable[[str], bytes],
     engine_token: str = "",
     limits: Limits | None = None,
+    meter: Meter | None = None,
 ) -> FastAPI:
     """The service for these base models; adapters are read with ``read_blob(key)``."""
-    servers = Servers(bases, read_blob, limits)
+    servers = Servers(bases, read_blob, limits, meter or Meter(per_key=2000, per_project=6000))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

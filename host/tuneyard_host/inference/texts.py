@@ -22,6 +22,7 @@ class Vocabulary:
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         decoder = json.loads(inner.to_str()).get("decoder") or {}
         kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}
+        self._told: dict[int, tuple[str, list[int]]] = {}
         self._bytes: list[bytes] = [b""] * (max(tokenizer.get_vocab().values(), default=-1) + 1)
         for piece, i in tokenizer.get_vocab().items():
             if i in added:
@@ -44,7 +45,14 @@ class Vocabulary:
 
     def shown(self, tokens: Iterable[int], *, special: bool) -> bytes:
         """The bytes a reader sees; special tokens only when asked for."""
-        return b"".join(self.bytes_of(t) for t in tokens if special or t not in self.special)
+        return b"".join([self.bytes_of(t) for t in tokens if special or t not in self.special])
+
+    def told(self, token: int) -> tuple[str, list[int]]:
+        """A token as log-probabilities tell of it: its text and its bytes."""
+        told = self._told.get(token)
+        if told is None:
+            told = self._told[token] = self.name(token), list(self.bytes_of(token))
+        return told
 
 
 class Reader:

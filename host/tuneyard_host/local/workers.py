@@ -33,14 +33,18 @@ def train(name: str | None, lock: Path | None) -> None:
 def infer(host: str, port: int, fd: int | None) -> None:
     """Serve chat until SIGTERM: on a listening socket that the parent opened, or on a port of this host."""
     import uvicorn
-    from tuneyard import blobs
+    from tuneyard import blobs, usage
     from tuneyard.settings import settings
 
+    from tuneyard_host.inference.meter import Meter
     from tuneyard_host.inference.service import create_app
 
-    app = create_app(settings().base_models, blobs.get, settings().engine_token)
+    own, ledger = settings(), usage.Ledger()
+    meter = Meter(per_key=own.key_concurrency, per_project=own.project_concurrency, book=ledger.book)
+    app = create_app(own.base_models, blobs.get, own.engine_token, meter=meter)
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
     uvicorn.Server(config).run(sockets=None if fd is None else [socket.socket(fileno=fd)])
+    ledger.close()
 
 
 def _hold(file: Path) -> int:

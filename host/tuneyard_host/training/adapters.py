@@ -20,6 +20,7 @@ from tuneyard.errors import TrainingError
 
 from tuneyard_host.bases import Base
 from tuneyard_host.training.lora import Adapter, attach, fresh
+from tuneyard_host.training.norms import quicken
 
 ADAPTER, CONFIG, OPTIMIZER = "adapter_model.safetensors", "adapter_config.json", "optimizer.safetensors"
 BETAS, EPSILON = (0.9, 0.99), 1e-8
@@ -32,6 +33,7 @@ class Learner:
         self.base = base
         self.lora = lora
         self._layers = attach(base.model, lora.target_modules)
+        quicken(base.model)
         initial = fresh(self._layers, lora)
         self._shapes = {name: (a.shape, b.shape) for name, (a, b) in initial.items()}
         size = sum(a.numel() + b.numel() for a, b in initial.values())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-
 from tuneyard.errors import TrainingError
 
 NAME = "tuneyard_packed"
@@ -56,7 +55,7 @@ class Forest:
         for run, path in enumerate(self.paths):
             for above in path:
                 ends[above] = max(ends[above], starts[run + 1])
-        runs = [slice(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+        runs = [slice(start, stop) for start, stop in pairwise(starts)]
         return [Part(run, run, True) for run in runs] + [
             Part(slice(run.stop, end), run, False)
             for run, end in zip(runs, ends, strict=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tuneyard_host.training.attention import Forest
 
-SHORTEST_SHARED = 24
+SHORTEST_SHARED = 8
 """A beginning shorter than this is repeated: a run of few tokens costs more in calls than it saves."""
 
 LEAST_ROW, MOST_ROW = 2048, 8192

@@ -84,8 +84,13 @@ async def complete(caller: Identity, request: ChatRequest, *, project: str | Non
     if target.trained:
         request = request.model_copy(update=_rollout_defaults(request))
     body = EngineRequest(
-        chat=request, base_model=target.base_model, adapter=target.adapter, team=team, project=project
-    ).model_dump_json(exclude_unset=False)
+        chat=request,
+        base_model=target.base_model,
+        adapter=target.adapter,
+        team=team,
+        project=project,
+        key_id=caller.key_id,
+    ).model_dump_json()
     return await _ask(body)
 
 

@@ -130,3 +130,4 @@ class EngineRequest(BaseModel):
     adapter: AdapterRef | None = None
     team: str
     project: str
+    key_id: str = ""
