@@ -16,7 +16,7 @@ from standardwebhooks import Webhook as Verifier
 from tuneyard import clock, deliveries, ids, matcher, sender, table
 from tuneyard.settings import settings
 from tuneyard.webhook_records import Automation, DeliveryStatus, Webhook
-from webhook_fixtures import Office, Receiver, answer, drip, office, raw, receiver, reset  # noqa: F401
+from webhook_fixtures import Office, Receiver, answer, configured, drip, office, raw, receiver, reset  # noqa: F401
 
 
 def test_a_delivery_is_signed_both_ways_and_carries_its_token(office: Office, receiver: Receiver):

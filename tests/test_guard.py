@@ -7,6 +7,7 @@ import ipaddress
 import resource
 import socket
 import ssl
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from fastapi.testclient import TestClient
 from tuneyard import guard, outbound
 from tuneyard.settings import settings
 from tuneyard.webhook_records import Answer
-from webhook_fixtures import Receiver, answer, drip, raw, receiver, receiving, reset  # noqa: F401
+from webhook_fixtures import Receiver, answer, configured, drip, raw, receiver, receiving, reset  # noqa: F401
 
 BAD_URLS = [
     "http://example.com/", "file:///etc/passwd", "ftp://example.com/", "gopher://example.com/", "//example.com/", "example.com",
@@ -52,7 +53,7 @@ GOOD_ADDRESSES = ["1.1.1.1", "8.8.8.8", "52.95.110.1", "172.32.0.1", "100.128.0.
 
 
 @pytest.fixture
-def strict(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(configured: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator's settings, with the API's own name in them."""
     monkeypatch.setenv("TUNEYARD_OWN_HOSTS", '["api.tuneyard.example"]')
     settings.cache_clear()
@@ -310,7 +311,16 @@ def test_a_certificate_must_be_trusted_and_the_hosts_own(
 def test_a_plain_server_where_tls_is_asked_for_is_a_tls_error(receiver: Receiver, names: dict[str, Any]):
     names["plain.example"] = ["127.0.0.1"]
 
-    assert posted(f"https://plain.example:{receiver.port}/").outcome == "tls_error"
+    def refuse(server: socket.socket) -> None:
+        with server.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 X\r\n\r\n")
+            time.sleep(0.5)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=refuse, args=(server,))
+        thread.start()
+        assert posted(f"https://plain.example:{server.getsockname()[1]}/").outcome == "tls_error"
+        thread.join()
 
 
 def test_another_peer_than_the_one_judged_is_refused(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):

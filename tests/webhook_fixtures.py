@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import ssl
 import struct
@@ -17,7 +18,7 @@ import boto3
 import pytest
 from fastapi.testclient import TestClient
 from tuneyard import automations, clock, deliveries, sender, table
-from tuneyard.settings import settings
+from tuneyard.settings import Settings, settings
 from tuneyard.webhook_records import Delivery
 from tuneyard_host.local import doors
 
@@ -155,7 +156,20 @@ def receiving(tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def receiver(aws: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Settings, where no account is needed."""
+    for name, known in Settings.model_fields.items():
+        if known.is_required() and f"TUNEYARD_{name.upper()}" not in os.environ:
+            monkeypatch.setenv(f"TUNEYARD_{name.upper()}", "none")
+    if os.environ["TUNEYARD_BASE_MODELS"] == "none":
+        monkeypatch.setenv("TUNEYARD_BASE_MODELS", '[{"id": "b", "source": "b"}]')
+    settings.cache_clear()
+    yield
+    settings.cache_clear()
+
+
+@pytest.fixture
+def receiver(configured: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """A local endpoint, on a machine where webhooks may go to local addresses."""
     monkeypatch.setenv("TUNEYARD_ALLOW_LOCAL_TARGETS", "true")
     settings.cache_clear()

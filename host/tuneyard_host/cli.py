@@ -58,6 +58,8 @@ def up(
 
     with _told_in_a_sentence():
         models = tuple(_base_model(text) for text in base_model or ())
+        if not as_json:
+            screen.say(f"Starting Tuneyard; its state and logs are in {state}.")
         up(Options(state, port, team, user, models), announce=announce, say=screen.say)
 
 

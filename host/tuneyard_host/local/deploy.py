@@ -1,7 +1,8 @@
 """template.yaml deployed on the emulator, by CloudFormation, as on AWS.
 
 What is different here: code lies in a bucket of the emulator under the digest of its bytes (``sam package`` would
-do that), and streaming from API Gateway is off, because the emulator answers 500 to it.
+do that); streaming from API Gateway is off, because the emulator answers 500 to it; and number parameters stand in the
+template as numbers, because the emulator hands them on as text and its pollers fail on that.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def deploy(*, endpoint: str, parameters: dict[str, str]) -> dict[str, str]:
 
     A stack that is up to date is left alone, so a restart with the same code changes nothing.
     """
-    template = local_template()
+    known = {"PythonRuntime": f"python{sys.version_info.major}.{sys.version_info.minor}"} | parameters
+    template = local_template(known)
     _upload_code(template, endpoint)
     body = json.dumps(template, sort_keys=True)
-    known = {"PythonRuntime": f"python{sys.version_info.major}.{sys.version_info.minor}"} | parameters
     wanted = {name: value for name, value in sorted(known.items()) if name in template["Parameters"]}
     digest = hashlib.sha256((body + json.dumps(wanted)).encode()).hexdigest()
     client = boto3.client("cloudformation", endpoint_url=endpoint, config=Config(retries={"max_attempts": 1}))
@@ -55,16 +56,27 @@ def deploy(*, endpoint: str, parameters: dict[str, str]) -> dict[str, str]:
     return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
 
 
-def local_template() -> dict[str, Any]:
+def local_template(parameters: dict[str, str]) -> dict[str, Any]:
     """The template as the emulator takes it, its code still named by local paths."""
-    template: dict[str, Any] = _without(yaml_parse((sources.root() / "template.yaml").read_text()))
-    return template
+    template: dict[str, Any] = yaml_parse((sources.root() / "template.yaml").read_text())
+    numbers = {
+        name: int(parameters.get(name, parameter["Default"]))
+        for name, parameter in template["Parameters"].items()
+        if parameter["Type"] == "Number"
+    }
+    localized: dict[str, Any] = _localized(template, numbers)
+    return localized
 
 
-def _without(node: Any) -> Any:
+def _localized(node: Any, numbers: dict[str, int]) -> Any:
     if isinstance(node, dict):
-        return {name: _without(value) for name, value in node.items() if name not in _NOT_HERE}
-    return [_without(value) for value in node] if isinstance(node, list) else node
+        if node.keys() == {"Ref"} and node["Ref"] in numbers:
+            return numbers[node["Ref"]]
+        kept = {name: value for name, value in node.items() if name not in _NOT_HERE}
+        return {
+            name: value if name == "Variables" else _localized(value, numbers) for name, value in kept.items()
+        }
+    return [_localized(value, numbers) for value in node] if isinstance(node, list) else node
 
 
 def _code(template: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

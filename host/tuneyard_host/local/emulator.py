@@ -70,12 +70,14 @@ class Guarded:
                 await self.app(scope, receive, send)
             finally:
                 keeper.cancel()
-        elif scope["type"] != "http" or _reads(scope):
+        elif scope["type"] != "http":
             await self.app(scope, receive, send)
+        elif _from_elsewhere(scope):
+            await _answer(send, 403, "AccessDenied", "The emulator takes requests of this machine's programs alone.")
         elif scope["path"] == SAVE:
             await self._save(send)
-        elif _from_a_page(scope):
-            await _answer(send, 403, "AccessDenied", "The emulator does not take requests from web pages.")
+        elif _reads(scope):
+            await self.app(scope, receive, send)
         elif self._cannot_keep():
             await _answer(send, 503, "ServiceUnavailable", "The disk of the state folder is full or cannot be written.")
         else:
@@ -109,8 +111,13 @@ def _reads(scope: Scope) -> bool:
     return target.rsplit(".", 1)[-1].startswith(_READS)
 
 
-def _from_a_page(scope: Scope) -> bool:
-    """Whether a browser sends this for a web page; one that holds a presigned link may."""
+def _from_elsewhere(scope: Scope) -> bool:
+    """Whether a web page or a webhook sends this: nobody who knows the address means any other name for it.
+
+    A page that holds a presigned link may use it.
+    """
+    if not _header(scope, b"host").startswith("127.0.0.1:"):
+        return True
     return bool(_header(scope, b"origin")) and b"X-Amz-Signature=" not in scope["query_string"]
 
 

@@ -42,7 +42,7 @@ def show(running: Running, state: Path) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text("\nTuneyard is ready.", style="bold green"), Text("Ctrl-C ends it.\n", style="dim"))
     text = Text(_READY.format(**running._asdict(), state=state))
-    text.highlight_words([running.base_url, running.inference_url], style="cyan")
+    text.highlight_regex(rf"{running.base_url}(/v1)?\b", style="cyan")
     text.highlight_words([running.api_key], style="yellow")
     text.highlight_regex(r"(?m)^  (base URL|inference URL|API key|team|state, logs|ART|openai|curl) ", style="bold")
     console.print(text)

@@ -20,7 +20,7 @@ from tuneyard_host.local.folder import Folder, write_private
 from tuneyard_host.local.processes import Child, Say, Supervisor
 
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 3e-3}
-LEASE_SECONDS, DOOR_BODY_BYTES = 10, 256_000_000
+LEASE_SECONDS, DOOR_BODY_BYTES, SENDERS = 10, 256_000_000, 4
 WORKER = "local-0"
 
 
@@ -62,8 +62,8 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
         supervisor = Supervisor(say)
         cleanup.callback(supervisor.stop)
         began = time.time()
-        stack = _Stack(folder, supervisor, cleanup)
-        stack.start(door)
+        stack = _Stack(folder, supervisor, cleanup, door)
+        stack.start()
         stack.deploy(options)
         key = stack.first_key(options)
         base_url = ports.address(door)
@@ -77,8 +77,8 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
 class _Stack:
     """The parts, started one after the other: each knows what the one before has found out."""
 
-    def __init__(self, folder: Folder, supervisor: Supervisor, cleanup: ExitStack) -> None:
-        self.folder, self.supervisor, self.cleanup = folder, supervisor, cleanup
+    def __init__(self, folder: Folder, supervisor: Supervisor, cleanup: ExitStack, door: socket.socket) -> None:
+        self.folder, self.supervisor, self.door = folder, supervisor, door
         self.remembered = folder.remember()
         self.emulator = cleanup.enter_context(ports.listen_again(self.remembered.get("emulator_port")))
         self.inference = cleanup.enter_context(ports.listen_again(self.remembered.get("inference_port")))
@@ -90,14 +90,14 @@ class _Stack:
         self.endpoint = ports.address(self.emulator)
         self.settings: dict[str, str] = {}
 
-    def start(self, door: socket.socket) -> None:
+    def start(self) -> None:
         """Start everything; the emulator has what it needs, with the state of its last snapshot."""
         own = environment.aws(self.endpoint) | emulator.environment(self.folder, port=ports.number(self.emulator))
         self._add("emulator", "--folder", self.folder.aws, listener=self.emulator, settings=own)
         lock = self.folder.path / "trainer.lock"
         self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers")
         self._add("inference", listener=self.inference, preload="torch,transformers")
-        self._add("door", "--access-log", self.folder.logs / "access.log", listener=door)
+        self._add("door", "--access-log", self.folder.logs / "access.log", listener=self.door)
 
     def deploy(self, options: Options) -> None:
         """Deploy the template; the settings of its functions are those of our own processes too."""
@@ -105,10 +105,12 @@ class _Stack:
         from tuneyard_host.local.deploy import deploy
 
         readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
+        own = [ports.number(listener) for listener in (self.door, self.emulator, self.inference)]
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
-            "ScaleToZero": "false",
+            "ScaleToZero": "false", "AllowLocalTargets": "true", "SenderConcurrency": str(SENDERS),
+            "OwnHosts": json.dumps([f"{name}:{port}" for port in own for name in (ports.HOST, "localhost")]),
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)
         self.settings = environment.settings(outputs, parameters) | environment.aws(self.endpoint)

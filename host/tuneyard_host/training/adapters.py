@@ -6,6 +6,7 @@ moments: a step is a handful of vector operations, and swapping one adapter for 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
 
 from tuneyard_host.bases import Base
+from tuneyard_host.training.logprobs import refuse_unknown
 from tuneyard_host.training.lora import Adapter, attach, fresh
 from tuneyard_host.training.norms import quicken
 
@@ -33,6 +35,7 @@ class Learner:
         self.base = base
         self.lora = lora
         self._layers = attach(base.model, lora.target_modules)
+        refuse_unknown(base)
         quicken(base.model)
         initial = fresh(self._layers, lora)
         self._shapes = {name: (a.shape, b.shape) for name, (a, b) in initial.items()}
@@ -187,8 +190,8 @@ def device_of(base: Base) -> torch.device:
     return torch.device(base.model.get_input_embeddings().weight.device)
 
 
-def dropout_of(lora: LoraSettings, *, seed: int, step: int) -> tuple[float, torch.Generator] | None:
-    """The dropout of one step, drawn from the job's seed and the step's number; None where the settings have none."""
+def dropout_of(lora: LoraSettings, *key: int) -> tuple[float, int] | None:
+    """The dropout of one forward pass, drawn from the job's seed and the numbers of the step and the row."""
     if not lora.dropout:
         return None
-    return lora.dropout, torch.Generator().manual_seed(seed * 1_000_003 + step)
+    return lora.dropout, int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:7])

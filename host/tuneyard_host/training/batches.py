@@ -45,7 +45,7 @@ def of_groups(
         for index, trajectory in enumerate(group.trajectories):
             row: dict[str, Any] = {
                 "group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
-                "trained_tokens": 0, "histories": 0, "dropped": None, "dropped_histories": {},
+                "trained_tokens": 0, "histories": 0, "ratio": None, "dropped": None, "dropped_histories": {},
             }  # fmt: skip
             ledger.append(row)
             if shares is None:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from tuneyard.errors import TrainingError
 
+from tuneyard_host.bases import Base
 from tuneyard_host.training.attention import own_attention
-from tuneyard_host.training.packing import Row
+from tuneyard_host.training.memory import sparing
+from tuneyard_host.training.packing import History, Row, build_row
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -76,7 +79,7 @@ def of_tokens(
 
 def of_row(model: Any, row: Row, *, chunk: int) -> tuple[Tensor, Tensor]:
     """log p (M,) and entropy (M,) of the trained tokens of one row, under the model with whatever adapter is active."""
-    with own_attention(model):
+    with own_attention(model), sparing(model, len(row.ids)):
         output = model.get_decoder()(
             input_ids=row.ids[None],
             position_ids=row.positions[None],
@@ -86,3 +89,28 @@ def of_row(model: Any, row: Row, *, chunk: int) -> tuple[Tensor, Tensor]:
         )
     head = model.get_output_embeddings().weight
     return of_tokens(output.last_hidden_state[0], head, row.predictors, row.targets, chunk=chunk)
+
+
+def refuse_unknown(base: Base) -> None:
+    """Fail on a base model that a packed row does not compute as each of its conversations computes alone.
+
+    Attention of another kind, capped or scaled logits: whatever this trainer does not know shows here at once.
+    """
+    conversations = [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9], [9, 8, 7, 6, 5]]
+    histories = [History(ids, [False] + [True] * (len(ids) - 1), [0.0] * len(ids)) for ids in conversations]
+    row = build_row(histories, [0, 4, 0]).to(base.model.device)
+    with torch.no_grad():
+        found, _ = of_row(base.model, row, chunk=4)
+        for number, ids in enumerate(conversations):
+            tokens = torch.tensor([ids], device=base.model.device)
+            alone = base.model(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+            wanted = alone.gather(-1, tokens[0, 1:, None])[:, 0]
+            mine = found[row.history == number].sort().values
+            if float((mine - wanted.sort().values).abs().mean()) > _TOLERANCE[base.model.dtype]:
+                raise TrainingError(
+                    f"{base.spec.id} is a {type(base.model).__name__}, whose attention or vocabulary projection is of a "
+                    "kind that cannot be trained here. Qwen and Llama models can."
+                )
+
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}

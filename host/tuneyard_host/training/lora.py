@@ -26,7 +26,8 @@ class AdaptedLinear(nn.Linear):
 
     update: tuple[Tensor, Tensor, float] | None = None
     """A (rank, in), B (out, rank) and their scale s."""
-    dropout: tuple[float, torch.Generator] | None = None
+    dropout: tuple[float, int] | None = None
+    """Its rate, and the seed that this layer draws from."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -35,8 +36,9 @@ class AdaptedLinear(nn.Linear):
         a, b, scale = self.update
         if self.dropout is None:
             return _low_rank(input, self.weight, self.bias, a, b, scale)
-        rate, generator = self.dropout
-        keep = torch.rand(input.shape, generator=generator).to(input.device) >= rate
+        rate, seed = self.dropout
+        drawn = torch.rand(input.shape, generator=torch.Generator().manual_seed(seed))
+        keep = drawn.to(input.device) >= rate
         dropped = input * keep.to(input.dtype) / (1 - rate)
         return F.linear(input, self.weight, self.bias) + _low_rank(dropped, None, None, a, b, scale)
 
@@ -85,12 +87,16 @@ class Adapter:
     scale: float
 
     @contextmanager
-    def active(self, dropout: tuple[float, torch.Generator] | None = None) -> Iterator[None]:
-        """Within this block the base model computes with this adapter. One block at a time in a process."""
+    def active(self, dropout: tuple[float, int] | None = None) -> Iterator[None]:
+        """Within this block the base model computes with this adapter. One block at a time in a process.
+
+        ``dropout`` is a rate and a seed; each layer draws from its own, so that computing a layer twice
+        drops the same.
+        """
         try:
-            for name, (a, b) in self.matrices.items():
+            for number, (name, (a, b)) in enumerate(self.matrices.items()):
                 self.layers[name].update = (a, b, self.scale)
-                self.layers[name].dropout = dropout
+                self.layers[name].dropout = None if dropout is None else (dropout[0], dropout[1] + number)
             yield
         finally:
             for name in self.matrices:

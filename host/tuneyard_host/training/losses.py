@@ -87,6 +87,13 @@ def importance_ratio(difference: Tensor, terms: Terms, *, level: str) -> Tensor:
             return (token * sequence).sqrt()
 
 
+def ratio_sums(new: Tensor, terms: Terms) -> list[float]:
+    """For each history, the sum of p_theta / p_old over its trained tokens."""
+    old = torch.where(terms.old.isnan(), new.detach(), terms.old)
+    ratios = (new.detach() - old).exp()
+    return ratios.new_zeros(terms.num_histories).index_add(0, terms.history, ratios).tolist()
+
+
 def truncated_weight(ratio: Tensor, terms: Terms, config: RLConfig, *, most: float) -> Tensor:
     """detach(min(rho', C)): rho' = p_old / p_sampler where old was re-scored, else rho itself."""
     if config.precalculate_logprobs:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,7 +25,7 @@ from tuneyard_host.bases import Base
 from tuneyard_host.training import batches, losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
 from tuneyard_host.training.logprobs import of_row
-from tuneyard_host.training.packing import pack, row_length
+from tuneyard_host.training.packing import Row, pack, row_length
 from tuneyard_host.training.plans import Plan
 
 WEIGHT_DECAY, CLIP = 0.1, 0.1
@@ -67,14 +67,11 @@ def steps(
     adapter that the job started from: a job with precalculate_logprobs that goes on in the middle re-scores
     with it.
     """
-    base = learner.base
-    reference_adapter = (
-        read_adapter(base, reference) if reference is not None and config.kl_penalty_coef else None
-    )
+    scored = _reference_scorer(learner, config, reference)
     rescored = _rescore(plan, learner, config, start=start, before=before)
     for number, (row,) in list(enumerate(plan.rows))[start:]:
         began = time.perf_counter()
-        row = row.to(device_of(base))
+        row = row.to(device_of(learner.base))
         terms = losses.Terms(
             advantage=row.advantages,
             weight=row.weights,
@@ -82,20 +79,17 @@ def steps(
             sampler=row.logprobs,
             history=row.history,
             num_histories=len(row.owners),
+            reference=scored(row),
         )
-        if config.kl_penalty_coef:
-            with torch.no_grad(), reference_adapter.active() if reference_adapter else nullcontext():
-                terms.reference, _ = of_row(base.model, row, chunk=config.logprob_calculation_chunk_size)
-
-        with learner.adapter.active(dropout_of(learner.lora, seed=plan.seed, step=number)):
-            new, entropy = of_row(base.model, row, chunk=config.logprob_calculation_chunk_size)
-        loss, told = losses.policy_loss(new, terms, config)
-        refuse_infinite(loss)
-
-        rate = learning_rate * len(row.owners) ** config.num_trajectories_learning_rate_multiplier_power
         learner.clear_gradient()
-        loss.backward()
+        with learner.adapter.active(dropout_of(learner.lora, plan.seed, number)):
+            new, entropy = of_row(learner.base.model, row, chunk=config.logprob_calculation_chunk_size)
+            loss, told = losses.policy_loss(new, terms, config)
+            refuse_infinite(loss)
+            loss.backward()
+        rate = learning_rate * len(row.owners) ** config.num_trajectories_learning_rate_multiplier_power
         norm = learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP)
+        _note_ratios(plan, row, losses.ratio_sums(new, terms))
         yield {
             "loss": float(loss.detach()),
             "policy_loss": float(loss.detach()),
@@ -122,6 +116,28 @@ def refuse_infinite(loss: Tensor) -> None:
             "The loss is not a finite number: training diverged, or the rollouts' logprobs are not this model's. "
             "Lower the learning rate, or start again from an earlier checkpoint."
         )
+
+
+def _reference_scorer(
+    learner: Learner, config: RLConfig, reference: Mapping[str, bytes] | None
+) -> Callable[[Row], Tensor | None]:
+    """What scores a row's tokens by the KL penalty's reference; without a penalty, nothing does."""
+    if not config.kl_penalty_coef:
+        return lambda _: None
+    adapter = None if reference is None else read_adapter(learner.base, reference)
+
+    def score(row: Row) -> Tensor:
+        with torch.no_grad(), adapter.active() if adapter else nullcontext():
+            return of_row(learner.base.model, row, chunk=config.logprob_calculation_chunk_size)[0]
+
+    return score
+
+
+def _note_ratios(plan: Plan, row: Row, sums: list[float]) -> None:
+    """Add a row's ratios to the ledger, where each trajectory shows the mean over its trained tokens."""
+    for owner, ratios in zip(row.owners, sums, strict=True):
+        entry = plan.ledger[owner]
+        entry["ratio"] = (entry["ratio"] or 0.0) + ratios / entry["trained_tokens"]
 
 
 def _rescore(

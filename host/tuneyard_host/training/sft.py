@@ -106,14 +106,14 @@ def steps(
             "num_trainable_tokens": trained,
         }
         learner.clear_gradient()
-        with learner.adapter.active(dropout_of(learner.lora, seed=plan.seed, step=number)):
-            for row in rows:
+        for part, row in enumerate(rows):
+            with learner.adapter.active(dropout_of(learner.lora, plan.seed, number, part)):
                 new, entropy = of_row(base.model, row.to(device_of(base)), chunk=CHUNK)
                 loss = losses.cross_entropy(new, count=trained)
                 refuse_infinite(loss)
                 loss.backward()
-                told["loss"] += float(loss.detach())
-                told["entropy"] += float(entropy.sum()) / trained
+            told["loss"] += float(loss.detach())
+            told["entropy"] += float(entropy.sum()) / trained
         if trained:
             told["grad_norm"] = learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP)
         computed = sum(len(row.ids) for row in rows)

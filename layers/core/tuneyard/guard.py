@@ -85,7 +85,7 @@ def target(text: str, *, own_hosts: tuple[str, ...] = ()) -> Target:
     host = url.raw_host.decode("ascii").lower().rstrip(".")
     if not host:
         raise Blocked("it names no host")
-    port = url.port or {"https": 443, "http": 80}[url.scheme]
+    port = {"https": 443, "http": 80}[url.scheme] if url.port is None else url.port
     _check_own(host, port, (settings().api_host, *settings().own_hosts, *own_hosts))
     if not local:
         _check_name(host)
