@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import openai
@@ -16,14 +17,14 @@ import torch
 from fastapi import FastAPI
 from safetensors.torch import save
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from tuneyard.errors import NotFound
 from tuneyard.settings import BaseModelSpec
 from tuneyard_host import bases
+from tuneyard_host.inference.engine import Limits
 from tuneyard_host.inference.service import create_app
 
-T = TypeVar("T")
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -49,10 +50,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     text = [Path(__file__).read_text(), "user assistant system tool name arguments true false null"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(
-        text, trainers.BpeTrainer(vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    inner.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
+    inner.train_from_iterator(text, trainer)
+    inner.add_tokens(
+        [AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )
@@ -85,13 +89,13 @@ class House:
     app: FastAPI
     spec: BaseModelSpec
     bucket: Path
-    reads: list[str] = field(default_factory=list)
+    reads: list[str]
 
     @property
     def base(self) -> bases.Base:
         return bases.load(self.spec)
 
-    def body(self, text: str | list[dict[str, Any]] = "Hello", *, adapter: str | None = None, **options: Any) -> dict[str, Any]:
+    def body(self, text: Any = "Hello", *, adapter: str | None = None, **options: Any) -> dict[str, Any]:
         """An engine request; the options are the chat's, but for ``project``."""
         messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
         chat = {"model": "m", "messages": messages, **options}
@@ -125,7 +129,9 @@ class House:
 
         return asyncio.run(all_of_them())
 
-    def refused(self, text: str | list[dict[str, Any]] = "Hello", **options: Any) -> tuple[int, dict[str, Any]]:
+    def refused(
+        self, text: str | list[dict[str, Any]] = "Hello", **options: Any
+    ) -> tuple[int, dict[str, Any]]:
         """The status and ``error`` of a request that is not answered."""
 
         async def once() -> httpx.Response:
@@ -138,7 +144,9 @@ class House:
     def openai(self, adapter: str | None = None) -> openai.AsyncOpenAI:
         """The openai SDK, with a door in between that names the base model and the adapter."""
         client = httpx.AsyncClient(transport=Door(self, adapter))
-        return openai.AsyncOpenAI(api_key=TOKEN, base_url="http://engine/v1", http_client=client, max_retries=0)
+        return openai.AsyncOpenAI(
+            api_key=TOKEN, base_url="http://engine/v1", http_client=client, max_retries=0
+        )
 
 
 class Door(httpx.AsyncBaseTransport):
@@ -152,18 +160,24 @@ class Door(httpx.AsyncBaseTransport):
         chat = json.loads(await request.aread())
         body = json.dumps(self._house.body(chat.pop("messages"), adapter=self._adapter, **chat))
         headers = {"authorization": request.headers["authorization"], "content-type": "application/json"}
-        return await self._inner.handle_async_request(httpx.Request("POST", request.url, headers=headers, content=body))
+        return await self._inner.handle_async_request(
+            httpx.Request("POST", request.url, headers=headers, content=body)
+        )
 
 
 @pytest.fixture(scope="session")
 def base_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small Qwen3 of random weights."""
-    folder = tmp_path_factory.mktemp("base")
+    return save_base(tmp_path_factory.mktemp("base"), Qwen3Config, head_dim=32, tie_word_embeddings=True)
+
+
+def save_base(folder: Path, family: type[PreTrainedConfig], **settings: Any) -> Path:
+    """A small model of that family, of random weights."""
     tokens = tokenizer()
-    config = Qwen3Config(
+    config = family(
         hidden_size=64, num_hidden_layers=LAYERS, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=32, tie_word_embeddings=True, vocab_size=len(tokens), max_position_embeddings=CONTEXT,
-        eos_token_id=tokens.eos_token_id, initializer_range=0.2,
+        vocab_size=len(tokens), max_position_embeddings=CONTEXT, eos_token_id=tokens.eos_token_id,
+        initializer_range=0.2, **settings,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -178,25 +192,30 @@ def bucket(tmp_path_factory: pytest.TempPathFactory, base_folder: Path) -> Path:
     folder = tmp_path_factory.mktemp("bucket")
     for seed in range(8):
         modules = [name for name in SHAPES if seed != 3 or name.startswith("self_attn")]
-        save_adapter(folder / f"a{seed}", seed=seed, rank=4 if seed % 3 else 8, modules=modules, base=base_folder)
+        save_adapter(
+            folder / f"a{seed}", seed=seed, rank=4 if seed % 3 else 8, modules=modules, base=base_folder
+        )
     return folder
+
+
+@contextmanager
+def served(spec: BaseModelSpec, bucket: Path = Path(), limits: Limits | None = None) -> Iterator[House]:
+    """A service with this base model, whose adapters lie in that folder."""
+    reads: list[str] = []
+
+    def read_blob(key: str) -> bytes:
+        reads.append(key)
+        if not (bucket / key).exists():
+            raise NotFound(f"No object {key!r}.")
+        return (bucket / key).read_bytes()
+
+    app = create_app([spec], read_blob, TOKEN, limits)
+    yield House(app, spec, bucket, reads)
+    app.state.servers.close()
 
 
 @pytest.fixture(scope="session")
 def house(base_folder: Path, bucket: Path) -> Iterator[House]:
     """The service, with its engine running."""
-    spec = BaseModelSpec(id="tuneyard/test", source=str(base_folder))
-    built = House(FastAPI(), spec, bucket)
-
-    def read_blob(key: str) -> bytes:
-        built.reads.append(key)
-        if not (bucket / key).exists():
-            raise NotFound(f"No object {key!r}.")
-        return (bucket / key).read_bytes()
-
-    built.app = create_app([spec], read_blob, TOKEN)
-    yield built
-    built.app.state.servers.close()
-
-
-__all__ = ["Awaitable", "Callable", "Coroutine", "House", "T", "base_folder", "bucket", "house"]
+    with served(BaseModelSpec(id="tuneyard/test", source=str(base_folder)), bucket) as built:
+        yield built

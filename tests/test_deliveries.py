@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from standardwebhooks import Webhook as Verifier
+
 from tuneyard import clock, deliveries, ids, matcher, sender, table
 from tuneyard.settings import settings
 from tuneyard.webhook_records import Automation, DeliveryStatus, Webhook
@@ -70,7 +72,10 @@ def test_a_rotated_secret_signs_with_both_keys_for_a_day(office: Office, receive
         found = [f"v1,{_b64(hmac.digest(key, content, 'sha256'))}" for key in keys]
         assert got.headers["webhook-signature"].split(" ") == found
         assert got.headers["x-service-signature"] == hmac.new(b"second", got.body, "sha256").hexdigest()
-    assert during.headers["x-service-signature-previous"] == hmac.new(b"first", during.body, "sha256").hexdigest()
+    assert (
+        during.headers["x-service-signature-previous"]
+        == hmac.new(b"first", during.body, "sha256").hexdigest()
+    )
     assert "x-service-signature-previous" not in after.headers
     assert len(office.history(automation)) == 2
 
@@ -100,7 +105,7 @@ def test_the_schedule_is_eight_attempts_in_27_hours_under_one_id(office: Office,
         office.due(delivery)
         times.append(office.now - began)
 
-    waits = [(b - a) / 1000 for a, b in zip(times, times[1:], strict=False)]
+    waits = [(b - a) / 1000 for a, b in itertools.pairwise(times)]
     assert len(receiver.received) == 8
     for wait, planned in zip(waits, settings().webhook_schedule[1:], strict=True):
         assert planned <= wait <= planned * 1.2 + 1
@@ -113,7 +118,9 @@ def test_the_schedule_is_eight_attempts_in_27_hours_under_one_id(office: Office,
     assert [one["number"] for one in shown["attempts"]] == list(range(1, 9))
 
 
-def test_what_is_due_later_than_a_message_can_wait_is_rung_for_by_the_sweep(office: Office, receiver: Receiver):
+def test_what_is_due_later_than_a_message_can_wait_is_rung_for_by_the_sweep(
+    office: Office, receiver: Receiver
+):
     delivery = office.fire(receiver.on("/hook", *[answer(500)] * 3))
     office.due(delivery)
     office.due(delivery)
@@ -255,7 +262,9 @@ def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     assert {row["status"] for row in office.history(automation)} == {"succeeded"}
 
 
-def test_any_final_delivery_can_be_sent_again_under_its_id(office: Office, receiver: Receiver, api: TestClient):
+def test_any_final_delivery_can_be_sent_again_under_its_id(
+    office: Office, receiver: Receiver, api: TestClient
+):
     delivery = office.fire(receiver.url())
     again = api.post(f"/v1/deliveries/{delivery}/redeliver")
     assert again.status_code == 200
@@ -360,7 +369,10 @@ def test_an_endpoint_that_echoes_secrets_finds_them_masked_everywhere(
 def test_fixing_the_url_heals_what_is_pending(office: Office, receiver: Receiver, api: TestClient):
     delivery = office.fire(receiver.always("/broken", answer(500)))
     webhook = office.row(delivery).webhook_id
-    assert api.patch(f"/v1/teams/acme/webhooks/{webhook}", json={"url": receiver.url("/mended")}).status_code == 200
+    assert (
+        api.patch(f"/v1/teams/acme/webhooks/{webhook}", json={"url": receiver.url("/mended")}).status_code
+        == 200
+    )
 
     office.due(delivery)
 
@@ -393,7 +405,9 @@ def test_a_body_that_becomes_too_large_is_rejected_without_a_post(office: Office
     assert receiver.received == []
 
 
-def test_a_loop_is_stopped_at_sixty_a_minute(office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
+def test_a_loop_is_stopped_at_sixty_a_minute(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(settings(), "fires_per_minute", 3)
     automation = office.automation(office.webhook(receiver.url()))
     version = office.version()
@@ -473,10 +487,10 @@ def test_a_webhook_that_holds_all_its_places_delays_nobody_else(office: Office, 
 def test_many_automations_on_one_event_are_that_many_deliveries_whoever_is_killed(
     office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(matcher, "PAGE", 25)
+    monkeypatch.setattr(matcher, "PAGE", 9)
     first = table.get(Automation, office.automation(office.webhook(receiver.url())))
     assert first is not None
-    made = {first.id, *(ids.new() for _ in range(109))}
+    made = {first.id, *(ids.new() for _ in range(39))}
     for id in made:
         table.write(table.Put(first.model_copy(update={"id": id})))
     office.alias(office.version(), "x")
@@ -503,7 +517,7 @@ def test_many_automations_on_one_event_are_that_many_deliveries_whoever_is_kille
     office.run(twice=True)
 
     found = [got.headers["webhook-id"] for got in receiver.received]
-    assert len(found) == len(set(found)) == 110
+    assert len(found) == len(set(found)) == 40
     assert {office.row(id).automation_id for id in found} == made
 
 

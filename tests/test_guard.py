@@ -19,37 +19,49 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
+
 from tuneyard import guard, outbound
 from tuneyard.settings import settings
 from tuneyard.webhook_records import Answer
 from webhook_fixtures import Receiver, answer, configured, drip, raw, receiver, receiving, reset  # noqa: F401
 
 BAD_URLS = [
-    "http://example.com/", "file:///etc/passwd", "ftp://example.com/", "gopher://example.com/", "//example.com/", "example.com",
-    "", "https://", "https:///path", "javascript:alert(1)", "https:example.com",
-    "https://169.254.169.254/latest/meta-data/", "https://127.0.0.1/", "https://127.1/", "https://0x7f.1/", "https://2130706433/",
-    "https://017700000001/", "https://0/", "https://[::1]/", "https://[::ffff:169.254.169.254]/", "https://[fe80::1%25eth0]/",
-    "https://1.1.1.1/", "https://1.1.1.1./", "https://0x7f000001/", "https://127.0.0.1.:443/", "https://１２７.0.0.1/",
-    "https://localhost/", "https://LOCALHOST./", "https://a.localhost/", "https://intranet/", "https://printer.local/",
+    "http://example.com/", "file:///etc/passwd", "ftp://example.com/", "gopher://example.com/", "//example.com/",
+    "example.com", "", "https://", "https:///path", "javascript:alert(1)", "https:example.com",
+    "https://169.254.169.254/latest/meta-data/", "https://127.0.0.1/", "https://127.1/", "https://0x7f.1/",
+    "https://2130706433/", "https://017700000001/", "https://0/", "https://[::1]/",
+    "https://[::ffff:169.254.169.254]/", "https://[fe80::1%25eth0]/", "https://1.1.1.1/", "https://1.1.1.1./",
+    "https://0x7f000001/", "https://127.0.0.1.:443/", "https://１２７.0.0.1/", "https://localhost/",
+    "https://LOCALHOST./", "https://a.localhost/", "https://intranet/", "https://printer.local/",
     "https://metadata.google.internal/", "https://db.internal/", "https://router.lan/", "https://x.home.arpa/",
-    "https://user@example.com/", "https://user:pass@example.com/", "https://example.com@evil.example/", "https://:@example.com/",
-    "https://example.com/#frag", "https://example.com\\@evil.example/", "https://exa mple.com/", "https://example.com/a b",
-    "https://example.com/\r\nX: y", "https://example.com/\tx", "https://example.com/\x00", "https://example.com/\x7f",
-    "https://example.com:22/", "https://example.com:8443/", "https://example.com:0/", "https://example.com:99999/",
-    "https://example.com:abc/", "https://-example.com/", "https://ex%61mple.com/", "https://exa_$mple.com/",
-    "https://api.tuneyard.example/v1/models", "https://API.tuneyard.example./", "https://example.com/" + "x" * 2048,
+    "https://user@example.com/", "https://user:pass@example.com/", "https://example.com@evil.example/",
+    "https://:@example.com/", "https://example.com/#frag", "https://example.com\\@evil.example/",
+    "https://exa mple.com/", "https://example.com/a b", "https://example.com/\r\nX: y", "https://example.com/\tx",
+    "https://example.com/\x00", "https://example.com/\x7f", "https://example.com:22/", "https://example.com:8443/",
+    "https://example.com:0/", "https://example.com:99999/", "https://example.com:abc/", "https://-example.com/",
+    "https://ex%61mple.com/", "https://exa_$mple.com/", "https://api.tuneyard.example/v1/models",
+    "https://API.tuneyard.example./", "https://example.com/" + "x" * 2048,
 ]  # fmt: skip
 BAD_ADDRESSES = [
-    "0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254",
-    "168.63.129.16", "169.254.0.1", "169.254.169.254", "169.254.170.2", "172.16.0.1", "172.31.255.255", "192.0.0.8", "192.0.0.192",
-    "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.19.255.255", "198.51.100.1", "203.0.113.1", "224.0.0.1",
-    "239.255.255.255", "240.0.0.1", "255.255.255.255",
-    "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:8.8.8.8", "64:ff9b::a9fe:a9fe", "64:ff9b::808:808",
-    "64:ff9b:1::1", "100::1", "2001::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:2::1", "2001:10::1", "2001:20::1",
-    "2001:db8::1", "2002:7f00:1::", "2002:a9fe:a9fe::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254", "fd12:3456::1",
-    "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "ff0e::1", "not an address", "",
+    "0.0.0.0", "0.1.2.3", "10.0.0.1", "10.255.255.255", "100.64.0.1", "100.100.100.200", "127.0.0.1",
+    "127.255.255.254", "168.63.129.16", "169.254.0.1", "169.254.169.254", "169.254.170.2", "172.16.0.1",
+    "172.31.255.255", "192.0.0.8", "192.0.0.192", "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1",
+    "198.19.255.255", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
+    "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "::ffff:8.8.8.8",
+    "64:ff9b::a9fe:a9fe", "64:ff9b::808:808", "64:ff9b:1::1", "100::1", "2001::1",
+    "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:2::1", "2001:10::1", "2001:20::1", "2001:db8::1", "2002:7f00:1::",
+    "2002:a9fe:a9fe::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254", "fd12:3456::1", "fe80::1",
+    "fe80::1%eth0", "fec0::1", "ff02::1", "ff0e::1", "not an address", "",
 ]  # fmt: skip
-GOOD_ADDRESSES = ["1.1.1.1", "8.8.8.8", "52.95.110.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450:4001::1"]
+GOOD_ADDRESSES = [
+    "1.1.1.1",
+    "8.8.8.8",
+    "52.95.110.1",
+    "172.32.0.1",
+    "100.128.0.1",
+    "2606:4700::1111",
+    "2a00:1450:4001::1",
+]
 
 
 @pytest.fixture
@@ -75,7 +87,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             time.sleep(found)
             return []
         return [
-            (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in found
+            (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port))
+            for one in found
         ]
 
     monkeypatch.setattr(socket, "getaddrinfo", ask)
@@ -91,7 +104,11 @@ def test_a_url_that_we_may_not_be_sent_to_is_refused_by_its_name(strict: None, u
 
 
 @pytest.mark.parametrize(
-    "url", ["https://example.com/", "https://example.com:443/a?b=c%20d", "https://hooks.slack.com/services/T/B/x", "https://xn--bcher-kva.example/", "https://bücher.example/", "https://a_b.example.com/"]
+    "url",
+    [
+        "https://example.com/", "https://example.com:443/a?b=c%20d", "https://hooks.slack.com/services/T/B/x",
+        "https://xn--bcher-kva.example/", "https://bücher.example/", "https://a_b.example.com/",
+    ],
 )  # fmt: skip
 def test_an_ordinary_url_is_taken(strict: None, url: str):
     found = guard.target(url)
@@ -111,7 +128,10 @@ def test_a_public_address_is_taken(strict: None, address: str):
     guard.check_address(address)
 
 
-@pytest.mark.parametrize("address", ["169.254.169.254", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "0.0.0.0", "::", "224.0.0.1", "fe80::1"])
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "fd00:ec2::254", "64:ff9b::a9fe:a9fe", "0.0.0.0", "::", "224.0.0.1", "fe80::1"],
+)
 def test_metadata_services_stay_shut_even_on_a_laptop(receiver: Receiver, address: str):
     with pytest.raises(guard.Blocked):
         guard.check_address(address)
@@ -121,7 +141,7 @@ def test_one_private_address_among_public_ones_is_enough_to_refuse(
     strict: None, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     opened: list[Any] = []
-    monkeypatch.setattr(outbound.socket, "socket", lambda *a, **k: opened.append(a))
+    monkeypatch.setattr(outbound.socket, "socket", lambda *a, **_: opened.append(a))
     names["mixed.example"] = ["1.1.1.1", "10.0.0.7"]
 
     found = posted("https://mixed.example/")
@@ -289,7 +309,10 @@ def authority(tmp_path: Path) -> Iterator[tuple[Path, ssl.SSLContext]]:
 
 
 def test_a_certificate_must_be_trusted_and_the_hosts_own(
-    receiver: Receiver, authority: tuple[Path, ssl.SSLContext], names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver,
+    authority: tuple[Path, ssl.SSLContext],
+    names: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     cert, context = authority
     asked: list[str | None] = []
@@ -332,7 +355,9 @@ def test_another_peer_than_the_one_judged_is_refused(receiver: Receiver, monkeyp
 
 def test_training_data_by_https_goes_through_the_same_guard(api: TestClient, receiver: Receiver):
     line = b'{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}\n'
-    model = api.post("/v1/preview/models", json={"project": "p", "name": "m", "base_model": "tuneyard/tiny"}).json()
+    model = api.post(
+        "/v1/preview/models", json={"project": "p", "name": "m", "base_model": "tuneyard/tiny"}
+    ).json()
     body = {"model_id": model["id"], "training_data_url": receiver.on("/train.jsonl", answer(200, line))}
 
     made = api.post("/v1/preview/sft-training-jobs", json=body)
@@ -341,12 +366,18 @@ def test_training_data_by_https_goes_through_the_same_guard(api: TestClient, rec
     from tuneyard import blobs
 
     assert blobs.get(blobs.input_key(made.json()["id"])) == line
-    for url in (receiver.on("/gone", answer(404)), "http://169.254.169.254/x", receiver.on("/to", answer(302, Location="/x"))):
+    for url in (
+        receiver.on("/gone", answer(404)),
+        "http://169.254.169.254/x",
+        receiver.on("/to", answer(302, Location="/x")),
+    ):
         refused = api.post("/v1/preview/sft-training-jobs", json=body | {"training_data_url": url})
         assert (refused.status_code, refused.json()["error"]["param"]) == (422, "training_data_url")
 
 
-def test_training_data_that_is_too_large_is_refused(api: TestClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
+def test_training_data_that_is_too_large_is_refused(
+    api: TestClient, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(settings(), "max_download_bytes", 1000)
     with pytest.raises(outbound.Failed, match="larger"):
         outbound.download(receiver.on("/big", answer(200, b"x" * 5000)), most_bytes=1000, seconds=5)
@@ -355,7 +386,16 @@ def test_training_data_that_is_too_large_is_refused(api: TestClient, receiver: R
 def test_the_deny_list_covers_what_the_library_calls_not_global():
     for network in (*guard._DENIED_V4, *guard._DENIED_V6):
         assert isinstance(network, ipaddress.IPv4Network | ipaddress.IPv6Network)
-    for text in ("10.0.0.1", "127.0.0.1", "169.254.1.1", "192.168.0.1", "100.64.0.1", "fc00::1", "fe80::1", "::1"):
+    for text in (
+        "10.0.0.1",
+        "127.0.0.1",
+        "169.254.1.1",
+        "192.168.0.1",
+        "100.64.0.1",
+        "fc00::1",
+        "fe80::1",
+        "::1",
+    ):
         assert not guard._is_public(ipaddress.ip_address(text))
 
 

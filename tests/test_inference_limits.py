@@ -16,7 +16,9 @@ def request(key: str, project: str) -> EngineRequest:
 
 def test_over_a_limit_is_429_with_retry_after_and_a_place_is_free_again_at_the_end():
     booked = []
-    meter = Meter(per_key=2, per_project=3, book=lambda where, **counts: booked.append((where.project, counts)))
+    meter = Meter(
+        per_key=2, per_project=3, book=lambda where, **counts: booked.append((where.project, counts))
+    )
     meter.begin(request("a", "p"))
     meter.begin(request("a", "p"))
 

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from inference_fixtures import House, base_folder, bucket, house  # noqa: F401
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
+from inference_fixtures import House, base_folder, bucket, house, save_base, served  # noqa: F401
+from tuneyard.settings import BaseModelSpec
 from tuneyard_host import bases
 
-PROMPTS = ["Hello", "What is 2 + 2?", "Grüße aus Köln, 東京 and 🙂!", "def house(base_folder: Path):\n    return", "x" * 90]
+PROMPTS = [
+    "Hello",
+    "What is 2 + 2?",
+    "Grüße aus Köln, 東京 and 🙂!",
+    "def house(path):\n    return",
+    "x" * 90,
+]
+ROPE = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: list[tuple[Any, dict[str, Any]]] = [
+    (LlamaConfig, {"rope_parameters": ROPE, "attention_bias": True, "mlp_bias": True}),
+    (Qwen2Config, {"tie_word_embeddings": True}),
+    (MistralConfig, {"sliding_window": None}),
+]
 
 
 @pytest.fixture(scope="module")
-def reference(house: House) -> Any:  # noqa: F811
+def reference(house: House) -> Any:
     """The base model as transformers runs it, from its files."""
     return AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
 
@@ -39,45 +56,63 @@ def assert_same_numbers(answer: dict[str, Any], model: Any) -> None:
         assert best == pytest.approx(expected[at].topk(len(best)).values.tolist(), abs=1e-4)
 
 
-def test_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:  # noqa: F811
-    options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 40, "ignore_eos": True}
+def test_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:
+    options = {
+        "logprobs": True,
+        "top_logprobs": 5,
+        "return_token_ids": True,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
     answers = house.ask_all([(text, options | {"temperature": 1.5, "seed": 1}) for text in PROMPTS])
 
     for answer in answers:
         assert_same_numbers(answer, reference)
 
 
-def test_prompt_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:  # noqa: F811
+def test_prompt_log_probabilities_are_those_of_transformers(house: House, reference: Any) -> None:
     answer = house.ask(PROMPTS[2], prompt_logprobs=3, return_token_ids=True, max_tokens=1)
 
     prompt = answer["prompt_token_ids"]
     expected = logprobs_of(reference, prompt)
     assert answer["prompt_logprobs"][0] is None
     for at, told in enumerate(answer["prompt_logprobs"][1:]):
-        assert told[str(prompt[at + 1])]["logprob"] == pytest.approx(float(expected[at, prompt[at + 1]]), abs=1e-4)
+        assert told[str(prompt[at + 1])]["logprob"] == pytest.approx(
+            float(expected[at, prompt[at + 1]]), abs=1e-4
+        )
         for token, entry in told.items():
             rank = int((expected[at] > expected[at, int(token)]).sum()) + 1
             assert entry["rank"] == rank
 
 
-def test_greedy_answers_are_those_of_generate(house: House, reference: Any) -> None:  # noqa: F811
-    answers = house.ask_all([(text, {"temperature": 0, "max_tokens": 48, "return_token_ids": True}) for text in PROMPTS])
+def test_greedy_answers_are_those_of_generate(house: House, reference: Any) -> None:
+    options = {"temperature": 0, "max_tokens": 48, "return_token_ids": True}
+    answers = house.ask_all([(text, options) for text in PROMPTS])
 
     for answer in answers:
         prompt = torch.tensor([answer["prompt_token_ids"]])
         with torch.no_grad():
-            expected = reference.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=48)
+            seen = torch.ones_like(prompt)
+            expected = reference.generate(prompt, attention_mask=seen, do_sample=False, max_new_tokens=48)
         assert answer["choices"][0]["token_ids"] == expected[0, prompt.shape[1] :].tolist()
 
 
-def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House) -> None:  # noqa: F811
+def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import peft
     names = [None, *[f"a{i}" for i in range(8)]] * 2
-    options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 24, "ignore_eos": True}
+    options = {
+        "logprobs": True,
+        "top_logprobs": 5,
+        "return_token_ids": True,
+        "max_tokens": 24,
+        "ignore_eos": True,
+    }
 
-    answers = house.ask_all([(f"Question {i}", options | {"adapter": name, "seed": i}) for i, name in enumerate(names)])
+    answers = house.ask_all(
+        [(f"Question {i}", options | {"adapter": name, "seed": i}) for i, name in enumerate(names)]
+    )
 
     for answer, name in zip(answers, names, strict=True):
         model = AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
@@ -88,7 +123,7 @@ def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House
         assert_same_numbers(answer, model)
 
 
-def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, reference: Any) -> None:  # noqa: F811
+def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, reference: Any) -> None:
     text = "many words make a long prompt " * 16
     options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 8, "seed": 3}
 
@@ -98,9 +133,40 @@ def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, refer
     assert_same_numbers(answer, reference)
 
 
-def test_the_base_model_still_computes_the_same_after_the_engine_took_its_weights(house: House, reference: Any) -> None:  # noqa: F811
+def test_the_base_model_still_computes_the_same_after_the_engine_took_its_weights(
+    house: House, reference: Any
+) -> None:
     house.ask("Hello", max_tokens=1)
 
     expected = logprobs_of(reference, [5, 6, 7])
     assert torch.allclose(logprobs_of(house.base.model, [5, 6, 7]), expected, atol=1e-4)
     assert bases.load(house.spec).model is house.base.model
+
+
+@pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=lambda value: getattr(value, "model_type", ""))
+def test_other_families_are_computed_as_transformers_does(
+    tmp_path: Path, family: Any, settings: dict[str, Any]
+) -> None:
+    spec = BaseModelSpec(id="other", source=str(save_base(tmp_path, family, **settings)))
+    with served(spec) as other:
+        options = {
+            "logprobs": True,
+            "top_logprobs": 5,
+            "return_token_ids": True,
+            "max_tokens": 30,
+            "ignore_eos": True,
+        }
+        answers = other.ask_all([(text, options) for text in PROMPTS])
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    for answer in answers:
+        assert_same_numbers(answer, model)
+
+
+def test_a_family_that_would_be_computed_wrongly_is_refused_with_the_reason(tmp_path: Path) -> None:
+    spec = BaseModelSpec(id="other", source=str(save_base(tmp_path, MistralConfig, sliding_window=100)))
+    with served(spec) as other:
+        status, error = other.refused()
+
+    assert status == 503
+    assert "sliding window" in error["message"]

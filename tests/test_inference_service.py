@@ -13,21 +13,20 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from inference_fixtures import TOKEN, House, base_folder, bucket, house  # noqa: F401
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save
 
+from inference_fixtures import TOKEN, House, base_folder, bucket, house, served  # noqa: F401
 from tuneyard_host.inference.engine import Limits
-from tuneyard_host.inference.service import create_app
 
 FOREVER = {"ignore_eos": True, "max_tokens": 400}
 
 
 @pytest.fixture
-def small(house: House) -> Iterator[House]:  # noqa: F811
+def small(house: House) -> Iterator[House]:
     """A service with three rows, small chunks and a short queue."""
-    limits = Limits(rows=3, chunk=16, waiting=40, worth_waiting=8)
-    built = House(create_app([house.spec], lambda key: (house.bucket / key).read_bytes(), TOKEN, limits), house.spec, house.bucket)
-    yield built
-    built.app.state.servers.close()
+    with served(house.spec, house.bucket, Limits(rows=3, chunk=16, waiting=40, worth_waiting=8)) as built:
+        yield built
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def address(small: House) -> Iterator[str]:
     thread.join(10)
 
 
-def load(house: House) -> dict[str, int]:  # noqa: F811
+def load(house: House) -> dict[str, int]:
     """How many sequences run and wait."""
 
     async def ask() -> Any:
@@ -60,9 +59,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_health_names_the_base_models_without_a_token(house: House) -> None:  # noqa: F811
+def test_health_names_the_base_models_without_a_token(house: House) -> None:
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(house.app), base_url="http://engine") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(house.app), base_url="http://engine"
+        ) as client:
             return await client.get("/health")
 
     response = asyncio.run(ask())
@@ -72,10 +73,14 @@ def test_health_names_the_base_models_without_a_token(house: House) -> None:  # 
     assert response.json()["base_models"] == ["tuneyard/test"]
 
 
-@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer gr\u00fcn"}])
-def test_only_the_token_opens_the_door(house: House, header: dict[str, str]) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer gr\u00fcn"}]
+)
+def test_only_the_token_opens_the_door(house: House, header: dict[str, str]) -> None:
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(house.app), base_url="http://engine") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(house.app), base_url="http://engine"
+        ) as client:
             encoded = {name: value.encode() for name, value in header.items()}
             return await client.post("/v1/chat/completions", json=house.body(), headers=encoded)
 
@@ -85,7 +90,7 @@ def test_only_the_token_opens_the_door(house: House, header: dict[str, str]) -> 
     assert response.json()["error"]["code"] == "invalid_api_key"
 
 
-def test_an_unknown_base_model_is_404(house: House) -> None:  # noqa: F811
+def test_an_unknown_base_model_is_404(house: House) -> None:
     async def ask() -> httpx.Response:
         async with house.client() as client:
             return await client.post("/v1/chat/completions", json=house.body() | {"base_model": "none/such"})
@@ -101,13 +106,19 @@ REFUSED: list[tuple[str, Any]] = [
     ("reasoning_effort", "high"), ("audio", {"voice": "x"}), ("functions", [{"name": "f"}]), ("documents", [{}]),
     ("truncate_prompt_tokens", 5), ("chat_template", "{{ 1 }}"), ("length_penalty", 2), ("web_search_options", {}),
     ("response_format", {"type": "xml"}), ("structured_outputs", {"structural_tag": "{}"}), ("logit_bias", {"x": 1}),
-    ("logit_bias", {"99999": 1}), ("stop_token_ids", [99999]), ("allowed_token_ids", []), ("tools", [{"type": "search"}]),
+    ("logit_bias", {"99999": 1}), ("stop_token_ids", [99999]), ("allowed_token_ids", []),
+    ("tools", [{"type": "search"}]),
     ("tool_choice", "maybe"), ("prompt_logprobs", 99), ("temperature", -1), ("top_p", 0), ("n", 0), ("n", 500),
 ]  # fmt: skip
 
 
+HARMLESS: list[tuple[str, Any]] = [
+    ("best_of", 1), ("user", "ada"), ("metadata", {"a": "b"}), ("service_tier", "auto"), ("top_k", 0), ("n", None),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "value"), REFUSED, ids=lambda value: json.dumps(value)[:20])
-def test_an_option_that_cannot_be_honoured_is_refused_by_name(house: House, name: str, value: Any) -> None:  # noqa: F811
+def test_an_option_that_cannot_be_honoured_is_refused_by_name(house: House, name: str, value: Any) -> None:
     extra = {"tools": [{"type": "function", "function": {"name": "f"}}]} if name == "tool_choice" else {}
 
     status, error = house.refused(**{name: value}, **extra)
@@ -117,29 +128,29 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(house: House, name
     assert error["code"] == "invalid_value"
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_of", 1), ("user", "ada"), ("metadata", {"a": "b"}), ("service_tier", "auto"), ("top_k", 0)])
-def test_options_that_ask_for_nothing_are_let_through(house: House, name: str, value: Any) -> None:  # noqa: F811
+@pytest.mark.parametrize(("name", "value"), HARMLESS, ids=lambda value: json.dumps(value)[:20])
+def test_options_that_ask_for_nothing_are_let_through(house: House, name: str, value: Any) -> None:
     assert house.ask(max_tokens=1, **{name: value})["choices"]
 
 
-def test_a_prompt_longer_than_the_context_is_400(house: House) -> None:  # noqa: F811
+def test_a_prompt_longer_than_the_context_is_400(house: House) -> None:
     status, error = house.refused("word " * 2000)
 
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
-def test_prompt_and_answer_longer_than_the_context_are_400(house: House) -> None:  # noqa: F811
+def test_prompt_and_answer_longer_than_the_context_are_400(house: House) -> None:
     assert house.refused("Hello", max_tokens=512)[1]["code"] == "context_length_exceeded"
 
 
-def test_without_a_limit_an_answer_may_fill_the_context(house: House) -> None:  # noqa: F811
+def test_without_a_limit_an_answer_may_fill_the_context(house: House) -> None:
     answer = house.ask("Hello", ignore_eos=True)
 
     assert answer["usage"]["total_tokens"] == 512
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-def test_an_adapter_that_is_not_there_is_404_and_is_looked_for_again(house: House) -> None:  # noqa: F811
+def test_an_adapter_that_is_not_there_is_404_and_is_looked_for_again(house: House) -> None:
     status, error = house.refused(adapter="late")
     (house.bucket / "late").mkdir()
     for file in (house.bucket / "a1").iterdir():
@@ -147,10 +158,13 @@ def test_an_adapter_that_is_not_there_is_404_and_is_looked_for_again(house: Hous
     answer = house.ask(adapter="late", max_tokens=4, seed=1)
 
     assert (status, error["code"]) == (404, "model_not_found")
-    assert answer["choices"][0]["message"] == house.ask(adapter="a1", max_tokens=4, seed=1)["choices"][0]["message"]
+    assert (
+        answer["choices"][0]["message"]
+        == house.ask(adapter="a1", max_tokens=4, seed=1)["choices"][0]["message"]
+    )
 
 
-def test_an_adapter_for_another_model_is_refused_with_the_reason(house: House) -> None:  # noqa: F811
+def test_an_adapter_for_another_model_is_refused_with_the_reason(house: House) -> None:
     (house.bucket / "odd").mkdir()
     config = json.loads((house.bucket / "a0" / "adapter_config.json").read_text())
     (house.bucket / "odd" / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
@@ -164,7 +178,7 @@ def test_an_adapter_for_another_model_is_refused_with_the_reason(house: House) -
     assert "use_dora" in error["message"]
 
 
-def test_a_crowd_that_names_a_new_adapter_reads_it_once(house: House) -> None:  # noqa: F811
+def test_a_crowd_that_names_a_new_adapter_reads_it_once(house: House) -> None:
     (house.bucket / "fresh").mkdir()
     for file in (house.bucket / "a2").iterdir():
         (house.bucket / "fresh" / file.name).write_bytes(file.read_bytes())
@@ -176,7 +190,7 @@ def test_a_crowd_that_names_a_new_adapter_reads_it_once(house: House) -> None:  
     ]  # fmt: skip
 
 
-def test_a_shared_prompt_is_read_once(house: House) -> None:  # noqa: F811
+def test_a_shared_prompt_is_read_once(house: House) -> None:
     text = "A prompt that nobody else in these tests has, long enough to be worth sharing."
 
     first = house.ask(text, n=6, max_tokens=3)
@@ -188,7 +202,7 @@ def test_a_shared_prompt_is_read_once(house: House) -> None:  # noqa: F811
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-def test_more_requests_than_rows_all_get_their_own_answers(small: House, house: House) -> None:  # noqa: F811
+def test_more_requests_than_rows_all_get_their_own_answers(small: House, house: House) -> None:
     asked: list[Any] = [
         (f"{'Shared beginning of a prompt. ' * (i % 3)} Question {i % 5}",
          {"seed": i, "max_tokens": 3 + i % 7, "adapter": (None, "a0", "a5")[i % 3], "project": f"p{i % 4}"})
@@ -271,3 +285,39 @@ def test_a_project_with_one_request_does_not_wait_behind_anothers_crowd(small: H
         return order
 
     assert asyncio.run(race()).index("single") < 10
+
+
+def test_a_checkpoint_of_broken_numbers_harms_nobody_else(small: House) -> None:
+    folder = small.bucket / "broken"
+    if not folder.exists():
+        folder.mkdir()
+        tensors = load_tensors((small.bucket / "a0" / "adapter_model.safetensors").read_bytes())
+        for tensor in tensors.values():
+            tensor.fill_(float("nan"))
+        (folder / "adapter_model.safetensors").write_bytes(save(tensors))
+        config = (small.bucket / "a0" / "adapter_config.json").read_bytes()
+        (folder / "adapter_config.json").write_bytes(config)
+    options = {"max_tokens": 12, "seed": 1, "adapter": "a0", "temperature": 0.8}
+    expected = small.ask("Hello", **options)["choices"][0]["message"]
+
+    async def crowd() -> list[httpx.Response]:
+        async with small.client() as client:
+            named = [
+                {"adapter": "broken", "logprobs": True},
+                options,
+                {"adapter": "broken", "temperature": 0},
+            ] * 4
+            bodies = [small.body("Hello", **named_options) for named_options in named]
+            return await asyncio.gather(*[client.post("/v1/chat/completions", json=body) for body in bodies])
+
+    responses = asyncio.run(crowd())
+
+    assert [response.status_code for response in responses] == [422, 200, 422] * 4
+    assert all(r.json()["choices"][0]["message"] == expected for r in responses if r.status_code == 200)
+
+
+def test_template_settings_reach_the_template_and_nothing_else(house: House) -> None:
+    status, error = house.refused(chat_template_kwargs={"chat_template": "{{ 1 }}"})
+
+    assert (status, error["param"]) == (422, "chat_template_kwargs")
+    assert house.ask(chat_template_kwargs={"enable_thinking": False}, max_tokens=1)["choices"]

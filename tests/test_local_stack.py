@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
 from conftest import Stack, left_of, running
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]

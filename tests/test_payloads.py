@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tuneyard import matching, payloads
 from tuneyard.errors import Invalid
 from tuneyard.payloads import Unrenderable
@@ -56,7 +57,9 @@ def test_any_metadata_round_trips(metadata: dict[str, Any]):
 @given(TEXT, TEXT)
 def test_a_value_is_never_expanded_again(before: str, after: str):
     body = rendered(
-        {"v": "${alias}"}, {"ACCESS_TOKEN": "secret", "KEY": "secret"}, alias=f"{before}${{ACCESS_TOKEN}}${{KEY}}{after}"
+        {"v": "${alias}"},
+        {"ACCESS_TOKEN": "secret", "KEY": "secret"},
+        alias=f"{before}${{ACCESS_TOKEN}}${{KEY}}{after}",
     )
 
     assert body == {"v": f"{before}${{ACCESS_TOKEN}}${{KEY}}{after}"}
@@ -78,7 +81,9 @@ def test_no_text_breaks_the_check(text: str):
     assert isinstance(rendered(text), dict)
 
 
-@given(st.lists(st.sampled_from(["$", "{", "}", "${alias}", "$${", "a", "${", "$$"]), max_size=12).map("".join))
+@given(
+    st.lists(st.sampled_from(["$", "{", "}", "${alias}", "$${", "a", "${", "$$"]), max_size=12).map("".join)
+)
 def test_dollars_mean_the_same_to_the_check_and_the_sender(text: str):
     template = json.dumps({"v": text})
     try:
@@ -130,7 +135,9 @@ def test_every_variable_is_known_and_filled():
     template = json.dumps({name: f"${{{name}}}" for name in names})
     payloads.check(template, secret="KEY")
 
-    body = rendered(template, {"ACCESS_TOKEN": "t", "KEY": "k"}, metadata={"a b": {"c": [1, None]}}, tag="gold")
+    body = rendered(
+        template, {"ACCESS_TOKEN": "t", "KEY": "k"}, metadata={"a b": {"c": [1, None]}}, tag="gold"
+    )
 
     assert body["project_name"] == "p" and body["entity_name"] == "acme"
     assert body["event_type"] == "ADD_ARTIFACT_ALIAS" and body["event_author"] == "ada"
@@ -143,7 +150,15 @@ def test_every_variable_is_known_and_filled():
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(True, "true"), (1.5, "1.5"), (7, "7"), ("x", "x"), (None, ""), ([1, "é"], '[1,"é"]'), ('q"\\\0\u2028', 'q"\\\0\u2028')],
+    [
+        (True, "true"),
+        (1.5, "1.5"),
+        (7, "7"),
+        ("x", "x"),
+        (None, ""),
+        ([1, "é"], '[1,"é"]'),
+        ('q"\\\0\u2028', 'q"\\\0\u2028'),
+    ],
 )
 def test_metadata_is_always_text(value: Any, shown: str):
     assert rendered({"v": "${artifact_metadata.k}"}, metadata={"k": value}) == {"v": shown}
@@ -198,7 +213,9 @@ def test_no_pattern_is_slow(pattern: str):
     assert time.perf_counter() - began < 0.05
 
 
-@pytest.mark.parametrize("pattern", ["(", "a{1001}", r"(?=x)", r"(a)\1", "x" * 257, "\ud800", "((((a{100}){100}){100}))"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "a{1001}", r"(?=x)", r"(a)\1", "x" * 257, "\ud800", "((((a{100}){100}){100}))"]
+)
 def test_what_re2_refuses_is_refused(pattern: str):
     with pytest.raises(Invalid):
         matching.check_pattern(pattern, param="alias_regex")
@@ -225,6 +242,8 @@ def test_patterns_are_unanchored_and_case_sensitive():
 def test_a_metric_is_aggregated_over_its_window_and_compared(
     aggregate: Any, window: int, comparison: Any, threshold: float, values: list[float], fires: float | None
 ):
-    rule = MetricRule(name="m", aggregate=aggregate, window=window, comparison=comparison, threshold=threshold)
+    rule = MetricRule(
+        name="m", aggregate=aggregate, window=window, comparison=comparison, threshold=threshold
+    )
 
     assert matching.metric(rule, values) == fires

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
+
 from tuneyard import blobs, ids, leases, runs, table
 from tuneyard.records import ArtifactEvent, Identity, Job, JobStatus, Run
 from tuneyard.settings import settings
@@ -37,7 +38,11 @@ def uploaded(api: TestClient, body: bytes = LINE) -> str:
 
 def trained(api: TestClient, model_id: str, number: int = 0) -> Job:
     """A job that made a checkpoint."""
-    body = {"model_id": model_id, "trajectory_groups": [GROUP], "experimental_config": {"epsilon": 1 + number}}
+    body = {
+        "model_id": model_id,
+        "trajectory_groups": [GROUP],
+        "experimental_config": {"epsilon": 1 + number},
+    }
     made = api.post("/v1/preview/training-jobs", json=body).json()
     job = leases.claim(made["id"], worker="w")
     assert job is not None
@@ -73,7 +78,9 @@ def test_a_data_set_has_versions_with_files_and_metadata_and_can_be_trained_on(
     assert "X-Amz-Signature" in api.get(f"{DATA}/versions/1").json()["files"][0]["url"]
     for version in ("", ":v0", ":latest", ":1"):
         url = f"wandb-artifact:///acme/p/data{version}"
-        job = api.post("/v1/preview/sft-training-jobs", json={"model_id": model["id"], "training_data_url": url})
+        job = api.post(
+            "/v1/preview/sft-training-jobs", json={"model_id": model["id"], "training_data_url": url}
+        )
         assert job.status_code == 200, job.text
         assert blobs.get(blobs.input_key(job.json()["id"])) == LINE
 
@@ -94,7 +101,9 @@ def test_training_data_that_is_no_artifact_is_refused(
     api.post(f"{DATA}/versions", json={"files": {"train.jsonl": uploaded(api)}})
     api.post("/v1/projects/acme/p/collections/empty/versions", json={})
 
-    answer = api.post("/v1/preview/sft-training-jobs", json={"model_id": model["id"], "training_data_url": url})
+    answer = api.post(
+        "/v1/preview/sft-training-jobs", json={"model_id": model["id"], "training_data_url": url}
+    )
 
     assert answer.status_code == status
 
@@ -157,7 +166,9 @@ def test_computed_names_can_neither_be_given_nor_removed(api: TestClient):
     assert len(events()) == before
 
 
-@pytest.mark.parametrize("alias", ['x","admin":true,"y":"', "🚀 go", "שלום", "a b", "50%", "a:b", "?q=1&r#s", "$" + "{SECRET}"])
+@pytest.mark.parametrize(
+    "alias", ['x","admin":true,"y":"', "🚀 go", "שלום", "a b", "50%", "a:b", "?q=1&r#s", "$" + "{SECRET}"]
+)
 def test_an_alias_may_be_any_text(api: TestClient, alias: str):
     api.post(f"{DATA}/versions", json={})
 
@@ -173,7 +184,9 @@ def test_an_alias_that_cannot_be_is_422(api: TestClient, alias: str):
     assert api.put(f"{DATA}/versions/0/aliases/{quote(alias, safe='')}").status_code == 422
 
 
-@pytest.mark.parametrize("metadata", ['{"a": NaN}', '{"a": "\\ud800"}', '{"a": "' + "x" * 70_000 + '"}', "[]"])
+@pytest.mark.parametrize(
+    "metadata", ['{"a": NaN}', '{"a": "\\ud800"}', '{"a": "' + "x" * 70_000 + '"}', "[]"]
+)
 def test_metadata_that_cannot_be_kept_is_422(api: TestClient, metadata: str):
     body = f'{{"metadata": {metadata}}}'
 
@@ -183,7 +196,13 @@ def test_metadata_that_cannot_be_kept_is_422(api: TestClient, metadata: str):
 
 
 def test_metadata_with_every_kind_of_text_comes_back_as_it_was(api: TestClient):
-    metadata = {"q": 'a"b\\c', "nul": "a\0b", "u": "\u2028", "deep": {"x": [1, 1.5, None, True]}, "": "empty key"}
+    metadata = {
+        "q": 'a"b\\c',
+        "nul": "a\0b",
+        "u": "\u2028",
+        "deep": {"x": [1, 1.5, None, True]},
+        "": "empty key",
+    }
 
     api.post(f"{DATA}/versions", json={"metadata": metadata})
 
@@ -246,7 +265,10 @@ def test_lists_come_in_pages_and_refuse_an_unknown_place(api: TestClient):
                     break
             assert seen == expected
         assert api.get(path, params={"after": "nonsense"}).status_code == 422
-    tags = [row["tags"] for row in api.get(f"{DATA}/versions", params={"limit": 3, "order": "desc"}).json()["data"]]
+    tags = [
+        row["tags"]
+        for row in api.get(f"{DATA}/versions", params={"limit": 3, "order": "desc"}).json()["data"]
+    ]
     assert tags == [["t4"], ["t3"], ["t2"]]
 
 
@@ -310,7 +332,9 @@ def test_the_last_values_of_a_metric_are_found_between_rows_without_it(
     run = table.get(Run, model["run_id"])
     assert run is not None
     for number in range(30):
-        runs.append(run, {"often": float(number)} | ({"rare": float(number)} if number % 10 == 0 else {}), author="a")
+        runs.append(
+            run, {"often": float(number)} | ({"rare": float(number)} if number % 10 == 0 else {}), author="a"
+        )
 
     assert runs.values_before(run.id, "rare", row=31, limit=5) == [20.0, 10.0, 0.0]
     assert runs.values_before(run.id, "often", row=11, limit=3) == [9.0, 8.0, 7.0]

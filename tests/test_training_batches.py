@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
 import math
 import random
 import statistics
 
 import pytest
+
 from training_fixtures import base, choice, group, one_thread, said, user  # noqa: F401
 from tuneyard.configs import RLConfig
 from tuneyard.errors import TrainingError
@@ -155,3 +155,36 @@ def test_an_advantage_is_finite_for_tiny_differences():
     found = advantages([1.0, 1.0 + 1e-12], scale=True)
 
     assert found is not None and all(math.isfinite(value) for value in found)
+
+
+def test_a_history_that_is_dropped_from_a_trajectory_is_told(base: Base):
+    long = {"messages_and_choices": [user("word " * 3000), said(base, "yes")]}
+    given = {
+        "trajectories": [
+            {
+                "messages_and_choices": [*PROMPT, said(base, "yes")],
+                "reward": 1,
+                "additional_histories": [long],
+            },
+            {"messages_and_choices": [*PROMPT, said(base, "no")], "reward": 0},
+        ]
+    }
+
+    made = rl.plan([TrajectoryGroup.model_validate(given)], base, RLConfig(), seed=0)
+
+    assert made.warnings == {f"{batches.TOO_LONG} (part of a trajectory)": 1}
+    assert made.ledger[0]["dropped_histories"] == {batches.TOO_LONG: 1}
+    assert made.ledger[0]["dropped"] is None
+
+
+def test_a_job_without_a_trainable_turn_says_what_to_send(base: Base):
+    plain = [*PROMPT, {"role": "assistant", "content": "no"}]
+    answer = [*PROMPT, said(base, "yes")]
+
+    made = rl.plan(
+        [group((plain, 0.0), (plain, 1.0)), group((answer, 1.0), (answer, 1.0))], base, RLConfig(), seed=0
+    )
+
+    assert made.num_sequences == 0
+    assert "1 of 2 groups have equal rewards" in made.notes[0]
+    assert "send choices with logprobs" in made.notes[1]

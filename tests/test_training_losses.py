@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tuneyard.configs import RLConfig
 from tuneyard_host.training.losses import Terms, cross_entropy, policy_loss
 

@@ -1,30 +1,34 @@
 """The fast path against its slow twin: Hugging Face and peft, one conversation at a time, nothing shared or chunked."""
 
-# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
+
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
 from training_fixtures import (  # noqa: F401
+    LORA,
     assert_equal_gradients,
     base,
     files,
     histories,
     learner,
     one_thread,
+    plain,
     slow_gradients,
     slow_logprobs,
     twin,
 )
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from tuneyard.errors import TrainingError
 from tuneyard_host.bases import Base
-from tuneyard_host.training import norms, packing
+from tuneyard_host.training import attention, memory, norms, packing
 from tuneyard_host.training.adapters import Learner, read_adapter
 from tuneyard_host.training.attention import in_parts, in_runs
 from tuneyard_host.training.logprobs import of_row
@@ -33,12 +37,14 @@ from tuneyard_host.training.packing import History, Row, build_row, pack
 CHUNK = 16
 
 
-def computed(learner: Learner, row: Row, *, chunk: int = CHUNK) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def computed(
+    learner: Learner, row: Row, *, chunk: int = CHUNK, dropout: tuple[float, int] | None = None
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Log-probabilities and entropies of a row, and every LoRA gradient of their sum weighed by position."""
     learner.clear_gradient()
-    with learner.adapter.active():
+    with learner.adapter.active(dropout):
         logprobs, entropies = of_row(learner.base.model, row, chunk=chunk)
-    (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
+        (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
     return logprobs.detach(), entropies, {name: value.clone() for name, value in learner.gradients().items()}
 
 
@@ -249,3 +255,50 @@ def test_the_fast_norm_takes_only_places_it_fills():
     norms.quicken(model)
 
     assert [type(module) for module in model] == [ShiftedRMSNorm, norms.FrozenRMSNorm]
+
+
+def test_layers_that_are_computed_twice_give_the_same_bits(learner: Learner, monkeypatch: pytest.MonkeyPatch):
+    (row,) = pack(histories([(0, 9), (0, 14), (1, 12)], prompts=[30, 41]), length=2048)
+    usual = computed(learner, row)
+    passes = []
+    monkeypatch.setattr(memory, "SHARE", 0.0)
+    layer = learner.base.model.model.layers[0].self_attn.q_proj
+    hook = layer.register_forward_hook(lambda *_: passes.append(1))
+
+    again = computed(learner, row)
+    hook.remove()
+
+    assert len(passes) == 2
+    assert torch.equal(usual[0], again[0])
+    assert all(torch.equal(usual[2][name], again[2][name]) for name in usual[2])
+
+
+def test_dropout_drops_the_same_when_a_layer_is_computed_twice(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+):
+    (row,) = pack(histories([(0, 9), (1, 12)], prompts=[30, 41]), length=2048)
+    found = []
+    for share in (1.0, 0.0):
+        monkeypatch.setattr(memory, "SHARE", share)
+        found.append(computed(learner, row, dropout=(0.3, 5))[2])
+
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("attend", [in_parts, in_runs])
+def test_a_base_in_bfloat16_trains_in_about_the_same_direction(
+    base: Base, learner: Learner, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, attend: Any
+):
+    (row,) = pack(histories([(0, 9), (0, 14), (1, 12)], prompts=[30, 41]), length=2048)
+    wanted = computed(learner, row)
+    half = Learner(
+        Base(base.spec, plain(base).to(torch.bfloat16).requires_grad_(False), base.tokenizer, 2048, ""), LORA
+    )
+    half.load(files, with_optimizer=False)
+    monkeypatch.setattr(attention, "in_parts", attend)
+
+    found = computed(half, row)
+
+    torch.testing.assert_close(found[0], wanted[0], rtol=0.05, atol=0.3)
+    ours, theirs = (torch.cat([value.flatten() for value in each[2].values()]) for each in (found, wanted))
+    assert float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0)) > 0.98

@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+
 from training_fixtures import histories
 from tuneyard_host.training import packing
 from tuneyard_host.training.packing import History, Row, cuts, pack, row_length, shared_beginnings

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
 from training_fixtures import (  # noqa: F401
     LORA,
     assert_equal_gradients,
@@ -335,3 +335,24 @@ def test_one_row_is_one_step_and_its_tokens_are_counted(learner: Learner, groups
     assert len(metrics) == made.num_sequences == len(made.rows)
     assert sum(each["num_trainable_tokens"] for each in metrics) == made.num_trained_tokens
     assert made.num_trained_tokens == sum(row["trained_tokens"] for row in made.ledger)
+
+
+def test_the_ledger_tells_the_ratio_of_each_trajectory(learner: Learner, groups: list[TrajectoryGroup]):
+    config = RLConfig(packed_sequence_length=70)
+    made = rl.plan(groups, learner.base, config, seed=0)
+    assert {row["ratio"] for row in made.ledger} == {None}
+
+    metrics = list(rl.steps(made, learner, config, 0.0))
+
+    tokens = sum(row["ratio"] * row["trained_tokens"] for row in made.ledger)
+    wanted = sum(each["x/ratio_mean"] * each["num_trainable_tokens"] for each in metrics)
+    assert tokens == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_ratio_that_overflows_is_clipped_and_told_as_a_number(learner: Learner, base: Base):
+    words = [user("a"), said(base, "yes", logprob=-5000.0)]
+
+    (metrics,) = train(learner, [group((words, 0.0), ([user("a"), said(base, "no")], 1.0))])
+
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["x/ratio_max"] > 1e38

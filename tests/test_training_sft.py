@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
 import json
 import math
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from training_fixtures import (  # noqa: F401
     assert_equal_gradients,
     base,

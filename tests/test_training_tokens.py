@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-# ruff: noqa: F811 (a fixture is imported, and asked for by its name)
 import copy
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from training_fixtures import base, choice, one_thread, said, user  # noqa: F401
 from tuneyard import trajectories
 from tuneyard.errors import TrainingError

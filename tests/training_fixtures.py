@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
 from tuneyard.configs import LORA_TARGETS, LoraSettings
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup

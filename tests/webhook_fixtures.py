@@ -17,6 +17,7 @@ from typing import Any
 import boto3
 import pytest
 from fastapi.testclient import TestClient
+
 from tuneyard import automations, clock, deliveries, sender, table
 from tuneyard.settings import Settings, settings
 from tuneyard.webhook_records import Delivery
@@ -134,7 +135,9 @@ class Receiver:
             data += chunk
         head, _, body = data.partition(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        headers = {
+            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+        }
         while len(body) < int(headers.get("content-length", 0)):
             body += connection.recv(65536)
         method, path, _ = lines[0].split(" ")
@@ -262,7 +265,9 @@ class Office:
 
     def history(self, automation_id: str) -> list[dict[str, Any]]:
         """What an automation fired, the newest first."""
-        data: list[dict[str, Any]] = self._ok(self.api.get(f"/v1/automations/{automation_id}/executions"))["data"]
+        data: list[dict[str, Any]] = self._ok(self.api.get(f"/v1/automations/{automation_id}/executions"))[
+            "data"
+        ]
         return data
 
     def delivery(self, delivery_id: str) -> dict[str, Any]:
@@ -292,7 +297,9 @@ def office(aws: dict[str, str], api: TestClient, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TUNEYARD_BUS_NAME", "office")
     settings.cache_clear()
     queue = sqs.get_queue_attributes(QueueUrl=settings().event_queue_url, AttributeNames=["QueueArn"])
-    pattern = json.dumps({"source": ["tuneyard"], "detail-type": [event.value for event in automations.EVENTS]})
+    pattern = json.dumps(
+        {"source": ["tuneyard"], "detail-type": [event.value for event in automations.EVENTS]}
+    )
     events.put_rule(Name="rule", EventBusName="office", EventPattern=pattern)
     target = {"Id": "q", "Arn": queue["Attributes"]["QueueArn"]}
     events.put_targets(Rule="rule", EventBusName="office", Targets=[target])

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 from mangum import Mangum
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
 from tuneyard import automations, clock, deliveries, members, table, web, webhooks
 from tuneyard import webhook_views as views
 from tuneyard.auth import Caller

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
+
 from tuneyard import artifact_views as views
 from tuneyard import artifacts, jobs, labels, runs, web
 from tuneyard import registry as registries

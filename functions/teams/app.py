@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
+
 from tuneyard import credentials, members, signatures, teams, web
 from tuneyard import webhook_views as views
 from tuneyard.auth import Caller

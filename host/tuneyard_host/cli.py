@@ -58,8 +58,6 @@ def up(
 
     with _told_in_a_sentence():
         models = tuple(_base_model(text) for text in base_model or ())
-        if not as_json:
-            screen.say(f"Starting Tuneyard; its state and logs are in {state}.")
         up(Options(state, port, team, user, models), announce=announce, say=screen.say)
 
 
@@ -102,7 +100,6 @@ def replay(job_id: Annotated[str, typer.Argument(help="The job's id.")], state: 
         from tuneyard import table
         from tuneyard.errors import NotFound
         from tuneyard.records import Job
-
         from tuneyard_host.training import work
 
         job = table.get(Job, job_id)
@@ -200,8 +197,8 @@ def _enter(state: Path) -> None:
 def _base_model(text: str) -> dict[str, Any]:
     """``id=source[,learning_rate=..,context_length=..]`` as a base model's settings."""
     from pydantic import ValidationError
-    from tuneyard.settings import BaseModelSpec
 
+    from tuneyard.settings import BaseModelSpec
     from tuneyard_host.local.folder import LocalError
 
     first, *rest = text.split(",")
@@ -223,7 +220,6 @@ def _base_model(text: str) -> dict[str, Any]:
 def _told_in_a_sentence() -> Iterator[None]:
     """Turn what the person at the keyboard can put right into its sentence and exit code 1."""
     from tuneyard.errors import ApiError, TrainingError
-
     from tuneyard_host.local.folder import LocalError
 
     try:

@@ -33,12 +33,13 @@ class Adapters:
         """The adapter of a checkpoint; many who ask at once share one load, which no decode step waits for."""
         with self._lock:
             load = self._loads.get(ref.prefix)
-            if load is None or (load.done() and load.exception() is not None):
+            new = load is None
+            if load is None:
                 load = self._loads[ref.prefix] = self._pool.submit(self._load, ref)
             self._loads.move_to_end(ref.prefix)
-        adapter = await asyncio.shield(asyncio.wrap_future(load))
-        self._forget_oldest()
-        return adapter
+        if new:
+            load.add_done_callback(lambda load: self._tidy(ref.prefix, load))
+        return await asyncio.shield(asyncio.wrap_future(load))
 
     def _load(self, ref: AdapterRef) -> lora.Adapter:
         try:
@@ -48,19 +49,24 @@ class Adapters:
         except NotFound as error:
             raise ModelNotFound(f"The files of checkpoint {ref.checkpoint_id!r} are gone.") from error
         except (ValueError, SafetensorError) as error:
-            raise Invalid(f"The adapter files of checkpoint {ref.checkpoint_id!r} cannot be read: {error}") from error
+            raise Invalid(
+                f"The adapter files of checkpoint {ref.checkpoint_id!r} cannot be read: {error}"
+            ) from error
 
-    def _forget_oldest(self) -> None:
-        """Keep to the memory limit; who runs with a forgotten adapter keeps it until done."""
+    def _tidy(self, prefix: str, load: Future[lora.Adapter]) -> None:
+        """Forget a load that failed, so that it is tried again, and the oldest adapters over the memory limit.
+
+        Who runs with an adapter that is forgotten keeps it until done.
+        """
         with self._lock:
-            sizes = {
-                prefix: load.result().bytes
-                for prefix, load in self._loads.items()
-                if load.done() and load.exception() is None
-            }
-            excess = sum(sizes.values()) - self._memory
-            for prefix in list(sizes)[:-1]:
+            if load.cancelled() or load.exception() is not None:
+                self._loads.pop(prefix, None)
+                return
+            whole = [n for n, known in self._loads.items() if known.done() and known.exception() is None]
+            done = {name: self._loads[name].result().bytes for name in whole}
+            excess = sum(done.values()) - self._memory
+            for name in [name for name in whole if name != prefix]:
                 if excess <= 0:
                     return
-                excess -= sizes[prefix]
-                del self._loads[prefix]
+                excess -= done[name]
+                del self._loads[name]

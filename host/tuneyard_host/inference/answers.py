@@ -24,7 +24,9 @@ class Answer:
             "system_fingerprint": fingerprint,
         }
 
-    def whole(self, choices: Sequence[Choice], pieces: Sequence[Piece], vocabulary: Vocabulary) -> dict[str, Any]:
+    def whole(
+        self, choices: Sequence[Choice], pieces: Sequence[Piece], vocabulary: Vocabulary
+    ) -> dict[str, Any]:
         """A ``chat.completion``."""
         body = {
             **self._frame,
@@ -87,7 +89,9 @@ class Answer:
         }
 
     def _tokens(self, piece: Piece) -> dict[str, Any]:
-        told: dict[str, Any] = {"logprobs": {"content": piece.logprobs, "refusal": None} if self._chat.logprobs else None}
+        told: dict[str, Any] = {
+            "logprobs": {"content": piece.logprobs, "refusal": None} if self._chat.logprobs else None
+        }
         if self._chat.return_token_ids:
             told["token_ids"] = piece.tokens
         return told
@@ -96,7 +100,9 @@ class Answer:
 def _prompt_logprobs(choice: Choice, task: Task, vocabulary: Vocabulary) -> list[dict[str, Any] | None]:
     """vLLM's list: for each prompt token but the first, itself and the likeliest ones, with rank and text."""
     told: list[dict[str, Any] | None] = [None]
-    for token, (own, rank, best) in zip(task.prompt[1:].tolist(), choice.sequence.prompt_logprobs, strict=True):
+    for token, (own, rank, best) in zip(
+        task.prompt[1:].tolist(), choice.sequence.prompt_logprobs, strict=True
+    ):
         ranked = [(token, own, rank), *((other, logprob, n) for n, (other, logprob) in enumerate(best, 1))]
         told.append(
             {

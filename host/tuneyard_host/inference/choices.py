@@ -79,7 +79,11 @@ class Choice:
     def _text(self, tokens: list[int]) -> tuple[str, list[int]]:
         """The text that these tokens make certain, and those of them that come before the end of a stop string."""
         sampling, shown = self.sequence.sampling, self._vocabulary.shown
-        last = len(tokens) - 1 if tokens and sampling.ends_at(tokens[-1], self.count + len(tokens)) else len(tokens)
+        last = (
+            len(tokens) - 1
+            if tokens and sampling.ends_at(tokens[-1], self.count + len(tokens))
+            else len(tokens)
+        )
         if not self._reader.stops:
             self.count += len(tokens)
             return self._reader.feed(shown(tokens[:last], special=self._special)), tokens

@@ -17,20 +17,16 @@ import torch
 from aws_lambda_powertools import Logger
 from torch import Tensor
 
-from tuneyard.errors import Unavailable
+from tuneyard.errors import Invalid, Unavailable
 from tuneyard_host.bases import Base
 
 from .forward import Network, Segment
 from .lora import Adapter, Mix
 from .rows import Rows
-from .sequences import Alternatives, Sequence, Waiting
 from .sampling import draw
+from .sequences import Alternatives, Sequence, Waiting
 
 logger = Logger(service="tuneyard-inference")
-HEARD_SECONDS = 0.01
-"""How long the engine lets readers read before it goes on. Both want the interpreter: side by side each stops the other
-some hundred times a step, and one after the other both are done sooner.
-"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ class Limits:
     """Prompt tokens that are read between two tokens of everybody else."""
     worth_waiting: int = 32
     """Tokens of a shared prompt that are worth waiting for, when another row is just reading them."""
-    memory: int = 4 << 30
+    memory: int | None = None
+    """Bytes for keys and values; by default a quarter of what the machine has."""
 
 
 class Engine:
@@ -54,8 +51,8 @@ class Engine:
         self.base, self.limits = base, limits or Limits()
         self.network = Network(base.model, base.context_length)
         self.context: int = base.context_length
-        cost = self.network.row_bytes(self.context)
-        self.rows = Rows(self.network.memory(max(1, min(self.limits.rows, self.limits.memory // cost)), self.context))
+        room = (self.limits.memory or self.network.most_bytes()) // self.network.row_bytes(self.context)
+        self.rows = Rows(self.network.memory(max(1, min(self.limits.rows, room)), self.context))
         self.running: list[Sequence | None] = []
         self.waiting = Waiting()
         self._reading: list[Sequence] = []
@@ -94,7 +91,8 @@ class Engine:
     def load(self) -> dict[str, int]:
         """How many sequences run and wait."""
         running = sum(s is not None for s in self.running)
-        return {"running": running, "waiting": self.waiting.count + len(self._arrived), "rows": self.rows.count}
+        waiting = self.waiting.count + len(self._arrived)
+        return {"running": running, "waiting": waiting, "rows": self.rows.count}
 
     def _run(self) -> None:
         """Steps, as long as there is something to do."""
@@ -109,7 +107,7 @@ class Engine:
             try:
                 with torch.inference_mode():
                     self._step()
-            except Exception as error:  # the thread must outlive a bad step: everybody in it is told, the rest go on
+            except Exception as error:  # the thread outlives a bad step: those in it are told, the rest go on
                 logger.error("inference step failed", exc_info=error)
                 self._fail_all("A step of the inference engine failed; it was logged. Try again.")
         self._fail_all("The inference service is stopping.")
@@ -130,6 +128,8 @@ class Engine:
         sequence = self.running[row]
         if sequence in self._reading:
             self._reading.remove(sequence)
+        if sequence is not None and sequence.error is not None:
+            self.rows.clear(row)
         self.rows.abandon(row)
         self.rows.used[row] = self._clock
         self.running[row] = None
@@ -139,7 +139,9 @@ class Engine:
         if not self.waiting.count:
             return
         projects = Counter(s.project for s in self.running if s is not None)
-        free = [row for row in range(self.rows.count) if row >= len(self.running) or self.running[row] is None]
+        free = [
+            row for row in range(self.rows.count) if row >= len(self.running) or self.running[row] is None
+        ]
         deferred: list[Sequence] = []
         while free and self.waiting.count and len(deferred) < self.limits.rows:
             sequence = self.waiting.next(projects)
@@ -198,7 +200,8 @@ class Engine:
                 finished.append(sequence)
         self._reading = [s for s in self._reading if s.read < len(s.prompt)]
         if finished:
-            self._draw(finished, self.network.logits(hidden.index_select(0, torch.tensor(ends, device=hidden.device))))
+            last = hidden.index_select(0, torch.tensor(ends, device=hidden.device))
+            self._draw(finished, self.network.logits(last))
         return finished
 
     def _shares(self) -> dict[Sequence, int]:
@@ -249,6 +252,8 @@ class Engine:
                 shaped[i] = sequence.shape(logits[i])
         picks = draw(shaped, self.rows.knobs[index])
         tokens = picks.tolist()
+        own = logits.gather(1, picks[:, None])[:, 0]
+        finite = own.isfinite().tolist()
         self.rows.last[index] = tokens
         self.rows.knobs["drawn"][index] += np.uint64(1)
         logprobs = [0.0] * len(sequences)
@@ -256,9 +261,14 @@ class Engine:
         best: list[Alternatives] | None = None
         if most is not None:
             norm = logits.logsumexp(-1)
-            logprobs = (logits.gather(1, picks[:, None])[:, 0] - norm).tolist()
+            logprobs = (own - norm).tolist()
             best = _alternatives(logits - norm[:, None], most) if most else None
         for i, sequence in enumerate(sequences):
+            if not finite[i]:
+                sequence.error = Invalid(
+                    "This checkpoint computes numbers that are not finite.", param="model"
+                )
+                continue
             count = sequence.sampling.logprobs
             sequence.append(tokens[i], logprobs[i], best[i][:count] if best and count else None)
 
@@ -281,13 +291,10 @@ class Engine:
             if sequence.eager or sequence.done:
                 bells.setdefault(sequence.bell.loop, []).append(sequence.bell.event)
         for loop, events in bells.items():
-            heard = threading.Event()
             try:
-                loop.call_soon_threadsafe(_ring, events, heard)
+                loop.call_soon_threadsafe(_ring, events)
             except RuntimeError:  # the loop is closed: nobody will ever read these
                 self.cancel(s for s in sequences if s.bell.loop is loop)
-            else:
-                heard.wait(HEARD_SECONDS)
 
     def _fail_all(self, reason: str) -> None:
         with self._work:
@@ -306,8 +313,6 @@ def _alternatives(logprobs: Tensor, count: int) -> list[Alternatives]:
     return [list(zip(t, v, strict=True)) for t, v in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
-def _ring(events: list[asyncio.Event], heard: threading.Event) -> None:
-    """Wake the readers, and tell the engine when they have all had their turn."""
+def _ring(events: list[asyncio.Event]) -> None:
     for event in events:
         event.set()
-    asyncio.get_running_loop().call_soon(heard.set)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ class Network:
     def __init__(self, model: Any, context: int) -> None:
         config = model.config
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.epsilon: float = config.rms_norm_eps
         self.embedding: Tensor = model.model.embed_tokens.weight
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
@@ -59,7 +60,14 @@ class Network:
 
     def row_bytes(self, context: int) -> int:
         """What one row of key-value memory takes."""
-        return len(self.layers) * 2 * self.kv_heads * context * self.head_dim * self.embedding.element_size()
+        size: int = len(self.layers) * 2 * self.kv_heads * context * self.head_dim
+        return size * self.embedding.element_size()
+
+    def most_bytes(self) -> int:
+        """What keys and values may take when nothing else is said: a quarter of the machine's memory."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[1] // 4)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
     def memory(self, rows: int, context: int) -> Tensor:
         """Key-value memory (layers, rows, 2, Hkv, context, d), all zeros."""
@@ -87,7 +95,9 @@ class Network:
                 keys, values = (lane[i, None, :, :end].repeat_interleave(groups, 1) for i in (0, 1))
                 queries = q[None, here].transpose(1, 2)
                 triangle = mask is None and end > start + 1
-                out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=triangle)
+                out = F.scaled_dot_product_attention(
+                    queries, keys, values, attn_mask=mask, is_causal=triangle
+                )
                 mixed[here] = out[0].transpose(0, 1)
                 at = here.stop
             return mixed.flatten(1)
@@ -122,8 +132,10 @@ class Network:
                 mixed[row] = F.scaled_dot_product_attention(queries[row : row + 1], keys, values)[0]
             return mixed.view(batch, -1)
 
-        on_device = (torch.from_numpy(array).to(self.device) for array in (tokens, positions))
-        return self._blocks(*on_device, attend, mix)
+        tokens_here, positions_here = (
+            torch.from_numpy(array).to(self.device) for array in (tokens, positions)
+        )
+        return self._blocks(tokens_here, positions_here, attend, mix)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, D) -> (B, V) in fp32."""

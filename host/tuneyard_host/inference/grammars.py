@@ -59,7 +59,7 @@ class Grammar:
 
 
 class Encoder:
-    """The tokenizer as llguidance wants it. Its own reading of Hugging Face files takes tool tags for special tokens."""
+    """The tokenizer as llguidance wants it; its own reader of Hugging Face files takes tool tags for special tokens."""
 
     bos_token_id = None
 
@@ -156,7 +156,9 @@ def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return {"json": schema}
         case {"type": "json_schema"}:
-            raise Invalid("response_format of type 'json_schema' needs json_schema.schema.", param="response_format")
+            raise Invalid(
+                "response_format of type 'json_schema' needs json_schema.schema.", param="response_format"
+            )
     raise Invalid(
         f"response_format of type {wanted.get('type')!r} is not known; text, json_object and json_schema are.",
         param="response_format",

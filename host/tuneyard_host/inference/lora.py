@@ -82,7 +82,9 @@ class Mix:
                 group.append(row)
             size = max(map(len, groups))
             device = self._pairs[0]["o"][0].device
-            self._order = torch.tensor([row for g in groups for row in g + [0] * (size - len(g))], device=device)
+            self._order = torch.tensor(
+                [row for g in groups for row in g + [0] * (size - len(g))], device=device
+            )
             self._back = torch.tensor([group * size + place for group, place in places], device=device)
         return self
 
@@ -115,14 +117,18 @@ def parse(id: str, weights: bytes, config: dict[str, Any], model: Any) -> Adapte
     odd = [name for name in UNSUPPORTED if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA" or odd:
         raise Invalid(f"The adapter {id!r} is not plain LoRA: {', '.join(odd) or config['peft_type']}.")
-    tensors = {name.removeprefix("base_model.model."): tensor for name, tensor in load_safetensors(weights).items()}
+    tensors = {
+        name.removeprefix("base_model.model."): tensor for name, tensor in load_safetensors(weights).items()
+    }
     used: set[str] = set()
     layers = [
         {site: _pair(block, i, site, tensors, config, used) for site in SITES}
         for i, block in enumerate(model.model.layers)
     ]
     if tensors.keys() - used:
-        raise Invalid(f"The adapter {id!r} changes {sorted(tensors.keys() - used)[0]!r}, which cannot be served.")
+        raise Invalid(
+            f"The adapter {id!r} changes {sorted(tensors.keys() - used)[0]!r}, which cannot be served."
+        )
     for site in SITES:
         widest = max(layer[site][0].shape[1] for layer in layers)
         for layer in layers:
@@ -130,7 +136,9 @@ def parse(id: str, weights: bytes, config: dict[str, Any], model: Any) -> Adapte
     return Adapter(id, layers, sum(t.nbytes for layer in layers for pair in layer.values() for t in pair))
 
 
-def _pair(block: Any, i: int, site: str, tensors: dict[str, Tensor], config: dict[str, Any], used: set[str]) -> Pair:
+def _pair(
+    block: Any, i: int, site: str, tensors: dict[str, Tensor], config: dict[str, Any], used: set[str]
+) -> Pair:
     """One site's pair: the modules that share its input, side by side, each writing its own part of the output."""
     modules = [(name, block.get_submodule(name)) for name in SITES[site]]
     like = modules[0][1].weight
@@ -141,8 +149,14 @@ def _pair(block: Any, i: int, site: str, tensors: dict[str, Tensor], config: dic
         keys = f"{path}.lora_A.weight", f"{path}.lora_B.weight"
         if keys[0] in tensors and keys[1] in tensors:
             a, b = (tensors[key].to(like) for key in keys)
-            if a.shape[1] != module.in_features or b.shape[0] != module.out_features or a.shape[0] != b.shape[1]:
-                raise Invalid(f"The adapter's {path} is {tuple(b.shape)} x {tuple(a.shape)}: it is not for this base model.")
+            if (
+                a.shape[1] != module.in_features
+                or b.shape[0] != module.out_features
+                or a.shape[0] != b.shape[1]
+            ):
+                raise Invalid(
+                    f"The adapter's {path} is {tuple(b.shape)} x {tuple(a.shape)}: it is not for this base model."
+                )
             used.update(keys)
             parts.append((a, b * _scale(path, a.shape[0], config), at))
         at += module.out_features

@@ -5,6 +5,7 @@ What cannot be honoured is refused here by name, before anything is queued; noth
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +66,9 @@ class Task:
         return default if value is None else value
 
 
-def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int], grammars: Grammars) -> Task:
+def plan(
+    chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int], grammars: Grammars
+) -> Task:
     """Check the options, render and tokenise the messages, and settle how each choice is sampled."""
     _refuse_unknown(chat)
     tools = _tools(chat)
@@ -74,6 +77,7 @@ def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[
     extra = chat.model_extra or {}
     stop_tokens = frozenset(_tokens("stop_token_ids", chat.stop_token_ids, vocabulary))
     allowed = extra.get("allowed_token_ids")
+    biased = _tokens("logit_bias", list(chat.logit_bias), vocabulary)
     grammar = grammars.of(chat)
     samplings = [
         Sampling(
@@ -88,7 +92,7 @@ def plan(chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[
             presence=chat.presence_penalty,
             frequency=chat.frequency_penalty,
             repetition=chat.repetition_penalty,
-            bias=dict(zip(_tokens("logit_bias", list(chat.logit_bias), vocabulary), chat.logit_bias.values(), strict=True)),
+            bias=dict(zip(biased, chat.logit_bias.values(), strict=True)),
             allowed=None if allowed is None else _tokens("allowed_token_ids", allowed, vocabulary),
             grammar=grammar.copy() if grammar is not None else None,
             logprobs=(chat.top_logprobs or 0) if chat.logprobs else None,
@@ -121,6 +125,10 @@ def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
 
 def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None) -> list[int]:
     messages = [_plain(message) for message in chat.messages]
+    ours = inspect.signature(base.tokenizer.apply_chat_template).parameters
+    for name in chat.chat_template_kwargs:
+        if name in ours:
+            raise Invalid(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs")
     try:
         text = base.tokenizer.apply_chat_template(
             messages,
@@ -130,8 +138,10 @@ def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None)
             continue_final_message=chat.continue_final_message,
             **chat.chat_template_kwargs,
         )
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
-        raise Invalid(f"The model's chat template does not take these messages: {error}", param="messages") from error
+    except (jinja2.TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise Invalid(
+            f"The model's chat template does not take these messages: {error}", param="messages"
+        ) from error
     tokens: list[int] = base.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not tokens:
         raise Invalid("The prompt is empty.", param="messages")
@@ -163,8 +173,8 @@ def _most(chat: ChatRequest, length: int, context: int) -> int:
         return context - length
     if length + chat.limit > context:
         raise ContextLengthExceeded(
-            f"This model's context is {context} tokens: the prompt's {length} and the {chat.limit} asked for do not fit. "
-            "Shorten the messages or lower max_tokens.",
+            f"This model's context is {context} tokens: the prompt's {length} and the {chat.limit} asked for "
+            "do not fit. Shorten the messages or lower max_tokens.",
             param="max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens",
         )
     return chat.limit
@@ -180,5 +190,7 @@ def _tokens(name: str, values: Any, vocabulary: Vocabulary) -> list[int]:
         raise Invalid("allowed_token_ids must not be empty.", param=name)
     wrong = [token for token in tokens if not 0 <= token < vocabulary.size]
     if wrong:
-        raise Invalid(f"{name}: {wrong[0]} is no token of this model (0 to {vocabulary.size - 1}).", param=name)
+        raise Invalid(
+            f"{name}: {wrong[0]} is no token of this model (0 to {vocabulary.size - 1}).", param=name
+        )
     return tokens

@@ -80,6 +80,11 @@ class Rows:
         """The row will read no more than it has."""
         self.promised[row] = self.filled[row]
 
+    def clear(self, row: int) -> None:
+        """Wipe a row: what is not finite would reach whoever has the row next, masked or not."""
+        self.memory[:, row].zero_()
+        self.filled[row] = 0
+
     def forget(self) -> None:
         """Drop everything that is held."""
         self.promised[:] = self.filled[:] = self.used[:] = 0

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from .grammars import Grammar
 
-KNOBS = np.dtype([("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"), ("key", "u8"), ("drawn", "u8")])
+KNOBS = np.dtype(
+    [("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"), ("key", "u8"), ("drawn", "u8")]
+)
 """One row's settings; ``drawn`` counts the tokens it has."""
 
 CUTS = ("top_k", "top_p", "min_p")
@@ -101,6 +103,7 @@ def draw(logits: Tensor, knobs: np.ndarray) -> Tensor:
     sums = probs.cumsum(-1, dtype=torch.float64)
     share = torch.from_numpy(uniform(knobs["key"], knobs["drawn"])).to(logits.device) * (1 - 1e-12)
     picks = torch.searchsorted(sums, (share * sums[:, -1])[:, None], right=True)[:, 0]
+    picks = picks.clamp_(max=logits.shape[-1] - 1)  # past the end where a row is not finite
     if greedy.any():
         picks = torch.where(torch.from_numpy(greedy).to(logits.device), _argmax(logits), picks)
     return picks

@@ -77,7 +77,9 @@ class Sequence:
             grammar.advance(token)
             ended |= grammar.complete and (token in self.sampling.ends or not self.sampling.ends)
             if grammar.error:
-                self.error = Invalid(f"The answer cannot be given the form that was asked for: {grammar.error}")
+                self.error = Invalid(
+                    f"The answer cannot be given the form that was asked for: {grammar.error}"
+                )
         if ended:
             self.finish = "stop"
         elif len(self.tokens) >= self.sampling.most:
@@ -107,7 +109,9 @@ class Sequence:
             logits = wants.grammar.mask(logits)
         if len(self.tokens) < wants.least and wants.ends:
             longer = logits.index_fill(0, torch.tensor(list(wants.ends), device=logits.device), -torch.inf)
-            logits = longer if longer.isfinite().any() else logits  # a form that is complete ends all the same
+            logits = (
+                longer if longer.isfinite().any() else logits
+            )  # a form that is complete ends all the same
         return logits
 
 
@@ -125,7 +129,9 @@ class Waiting:
 
     def next(self, running: Counter[str]) -> Sequence:
         """Remove and return the one that goes next, given how many each project runs."""
-        line = self._lines[min((name for name, line in self._lines.items() if line), key=lambda n: running[n])]
+        line = self._lines[
+            min((name for name, line in self._lines.items() if line), key=lambda n: running[n])
+        ]
         self.count -= 1
         return line.popleft()
 

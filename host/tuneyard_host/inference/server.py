@@ -39,7 +39,9 @@ class Server:
 
     async def begin(self, request: EngineRequest) -> Work:
         """Check the request, have its adapter in memory, and queue its choices."""
-        task = await asyncio.to_thread(plan, request.chat, self.base, self.vocabulary, self.ends, self.grammars)
+        task = await asyncio.to_thread(
+            plan, request.chat, self.base, self.vocabulary, self.ends, self.grammars
+        )
         adapter = None if request.adapter is None else await self.adapters.get(request.adapter)
         bell = Bell(asyncio.get_running_loop(), asyncio.Event())
         sequences = [

@@ -9,7 +9,6 @@ import asyncio
 import hmac
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -32,15 +31,17 @@ if TYPE_CHECKING:
     from .server import Server
 
 logger = Logger(service="tuneyard-inference")
-SWITCH_SECONDS = 0.0005
-"""How long the event loop may keep the interpreter while the engine's thread wants it: a tenth of Python's default."""
 
 
 class Servers:
     """The server of each base model, started once, off the event loop."""
 
     def __init__(
-        self, specs: list[BaseModelSpec], read_blob: Callable[[str], bytes], limits: Limits | None, meter: Meter
+        self,
+        specs: list[BaseModelSpec],
+        read_blob: Callable[[str], bytes],
+        limits: Limits | None,
+        meter: Meter,
     ) -> None:
         self._meter = meter
         self.specs = {spec.id: spec for spec in specs}
@@ -60,7 +61,9 @@ class Servers:
     async def get(self, base_model: str) -> Server:
         """The server of a base model, when it is ready."""
         if base_model not in self.specs:
-            raise ModelNotFound(f"No base model {base_model!r} is served here; there are {', '.join(self.specs)}.")
+            raise ModelNotFound(
+                f"No base model {base_model!r} is served here; there are {', '.join(self.specs)}."
+            )
         try:
             return await asyncio.shield(asyncio.wrap_future(self.start(base_model)))
         except TrainingError as error:
@@ -81,7 +84,9 @@ class Servers:
 
     def ready(self) -> dict[str, Server]:
         """Those that can answer now."""
-        done = {name: start for name, start in self._starts.items() if start.done() and start.exception() is None}
+        done = {
+            name: start for name, start in self._starts.items() if start.done() and start.exception() is None
+        }
         return {name: start.result() for name, start in done.items()}
 
     def close(self) -> None:
@@ -103,7 +108,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        sys.setswitchinterval(SWITCH_SECONDS)
         servers.threads = max(1, (os.cpu_count() or 1) // 2)
         for name in servers.specs:
             servers.start(name)

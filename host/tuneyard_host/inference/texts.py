@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -18,7 +17,9 @@ class Vocabulary:
         inner = tokenizer.backend_tokenizer
         self.size: int = len(tokenizer)
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.special = frozenset(i for i in special if tokenizer.added_tokens_decoder[i].content not in (OPEN, CLOSE))
+        self.special = frozenset(
+            i for i in special if tokenizer.added_tokens_decoder[i].content not in (OPEN, CLOSE)
+        )
         added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
         decoder = json.loads(inner.to_str()).get("decoder") or {}
         kinds = {part.get("type") for part in (decoder, *decoder.get("decoders", ()))}

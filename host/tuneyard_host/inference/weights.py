@@ -87,9 +87,12 @@ def _check(config: Any, context: int) -> None:
     reasons = {
         f"model_type {config.model_type!r} (known: {', '.join(FAMILIES)})": config.model_type not in FAMILIES,
         f"a sliding window of {window} tokens": window is not None and window < context,
-        f"the activation {getattr(config, 'hidden_act', None)!r}": getattr(config, "hidden_act", "") != "silu",
+        f"the activation {getattr(config, 'hidden_act', None)!r}": getattr(config, "hidden_act", "")
+        != "silu",
         f"rope of type {rope!r} (known: {', '.join(STATIC_ROPES)})": rope not in STATIC_ROPES,
     }
     wrong = [reason for reason, holds in reasons.items() if holds]
     if wrong:
-        raise TrainingError(f"The inference engine cannot run this base model: it has {', and '.join(wrong)}.")
+        raise TrainingError(
+            f"The inference engine cannot run this base model: it has {', and '.join(wrong)}."
+        )

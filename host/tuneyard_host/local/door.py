@@ -15,8 +15,8 @@ from typing import Any
 import anyio.to_thread
 import uvicorn
 from fastapi import FastAPI
-from tuneyard import web
 
+from tuneyard import web
 from tuneyard_host.local import doors
 
 SWEEP_SECONDS = 2.0

@@ -55,6 +55,11 @@ def serve(listener: socket.socket, folder: Path) -> None:
     guarded.snapshots.save_at_the_end()
 
 
+def is_full(folder: Path) -> bool:
+    """Whether the emulator takes no more writes, because it could not keep them."""
+    return shutil.disk_usage(folder).free < LEAST_FREE_BYTES
+
+
 class Guarded:
     """The emulator, with its snapshots, shut to web pages and shut while it cannot keep what it is told."""
 
@@ -79,7 +84,7 @@ class Guarded:
         elif _reads(scope):
             await self.app(scope, receive, send)
         elif self._cannot_keep():
-            await _answer(send, 503, "ServiceUnavailable", "The disk of the state folder is full or cannot be written.")
+            await _answer(send, 507, "InsufficientStorage", "The disk of the state folder is full or not writable.")
         else:
             self.snapshots.changed()
             await self.app(scope, receive, send)
@@ -99,7 +104,7 @@ class Guarded:
         now = time.monotonic()
         if now > self._looked + 1:
             self._looked = now
-            self._full = shutil.disk_usage(self.snapshots.folder).free < LEAST_FREE_BYTES
+            self._full = is_full(self.snapshots.folder)
         return self._full or self.snapshots.failures >= 3
 
 

@@ -7,7 +7,6 @@ import contextlib
 from tuneyard import teams
 from tuneyard.errors import Conflict
 from tuneyard.records import Role
-
 from tuneyard_host.local.folder import Folder, write_private
 
 

@@ -7,7 +7,6 @@ import zipfile
 from pathlib import Path
 
 import tuneyard
-
 import tuneyard_host
 from tuneyard_host.local.folder import LocalError
 

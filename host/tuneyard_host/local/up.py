@@ -59,6 +59,7 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
         cleanup.enter_context(_until_told_to_stop())
         folder = cleanup.enter_context(Folder(options.state))
         door = cleanup.enter_context(ports.listen(options.port))
+        say(f"Starting Tuneyard; its state and logs are in {folder.path}.")
         supervisor = Supervisor(say)
         cleanup.callback(supervisor.stop)
         began = time.time()
@@ -69,8 +70,12 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
         base_url = ports.address(door)
         readiness.wait(base_url, supervisor, worker=WORKER, since=began)
         announce(Running(base_url, f"{base_url}/v1", key, options.team, os.getpid()))
+        full = False
         while True:
             supervisor.look()
+            if (now_full := emulator.is_full(folder.path)) and not full:
+                say(f"The disk that holds {folder.path} is full: nothing can be stored until there is room on it.")
+            full = now_full
             time.sleep(0.1)
 
 
@@ -105,12 +110,12 @@ class _Stack:
         from tuneyard_host.local.deploy import deploy
 
         readiness.wait_for_answer(f"{self.endpoint}/_ministack/health", self.supervisor)
-        own = [ports.number(listener) for listener in (self.door, self.emulator, self.inference)]
+        taken = [ports.number(listener) for listener in (self.door, self.emulator, self.inference)]
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
             "ScaleToZero": "false", "AllowLocalTargets": "true", "SenderConcurrency": str(SENDERS),
-            "OwnHosts": json.dumps([f"{name}:{port}" for port in own for name in (ports.HOST, "localhost")]),
+            "OwnHosts": json.dumps([f"{name}:{port}" for port in taken for name in (ports.HOST, "localhost")]),
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)
         self.settings = environment.settings(outputs, parameters) | environment.aws(self.endpoint)

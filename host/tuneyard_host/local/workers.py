@@ -33,9 +33,9 @@ def train(name: str | None, lock: Path | None) -> None:
 def infer(host: str, port: int, fd: int | None) -> None:
     """Serve chat until SIGTERM: on a listening socket that the parent opened, or on a port of this host."""
     import uvicorn
+
     from tuneyard import blobs, usage
     from tuneyard.settings import settings
-
     from tuneyard_host.inference.meter import Meter
     from tuneyard_host.inference.service import create_app
 

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
 from torch import Tensor, nn
+
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
-
 from tuneyard_host.bases import Base
 from tuneyard_host.training.logprobs import refuse_unknown
 from tuneyard_host.training.lora import Adapter, attach, fresh
@@ -153,15 +153,18 @@ class Learner:
 
 
 _PREFIX = "base_model.model."
+_MOST_LEARNERS = 8
 _learners: dict[tuple[int, str], Learner] = {}
 
 
 def learner_for(base: Base, lora: LoraSettings) -> Learner:
-    """The learner of these settings on this base, made once: what it holds is whatever the last job left in it."""
+    """The learner of these settings on this base, kept while it is in use: it holds what the last job left in it."""
     key = (id(base.model), lora.model_dump_json())
-    if key not in _learners:
-        _learners[key] = Learner(base, lora)
-    return _learners[key]
+    found = _learners.pop(key, None) or Learner(base, lora)
+    _learners[key] = found
+    while len(_learners) > _MOST_LEARNERS:
+        del _learners[next(iter(_learners))]
+    return found
 
 
 def read_adapter(base: Base, files: Mapping[str, bytes]) -> Adapter:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+
 from tuneyard.errors import TrainingError
 
 NAME = "tuneyard_packed"
@@ -41,6 +42,7 @@ class Forest:
 
     lengths: list[int]
     paths: list[list[int]]
+    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def span(self) -> int:
@@ -61,6 +63,13 @@ class Forest:
             for run, end in zip(runs, ends, strict=True)
             if end > run.stop
         ]
+
+    def mask(self, rows: int, columns: int, device: torch.device) -> Tensor:
+        """Who of its path each of the last ``rows`` tokens of ``columns`` sees; made once for all layers."""
+        if (rows, columns) not in self._masks:
+            whole = torch.ones(rows, columns, dtype=torch.bool, device=device)
+            self._masks[rows, columns] = whole.tril(columns - rows)
+        return self._masks[rows, columns]
 
 
 def packed(
@@ -94,13 +103,10 @@ def in_runs(queries: Tensor, keys: Tensor, values: Tensor, forest: Forest, scale
     pieces = [tensor.split(forest.lengths, dim=2) for tensor in (queries, keys, values)]
     seen = []
     for path in forest.paths:
-        query, key, value = (
-            pieces[0][path[-1]],
-            torch.cat([pieces[1][run] for run in path], dim=2),
-            torch.cat([pieces[2][run] for run in path], dim=2),
-        )
+        query = pieces[0][path[-1]]
+        key, value = (torch.cat([piece[run] for run in path], dim=2) for piece in pieces[1:])
         rows, columns = query.shape[2], key.shape[2]
-        mask = torch.ones(rows, columns, dtype=torch.bool, device=query.device).tril(columns - rows)
+        mask = forest.mask(rows, columns, query.device)
         seen.append(scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale))
     return torch.cat(seen, dim=2)
 

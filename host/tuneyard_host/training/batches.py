@@ -9,7 +9,6 @@ from typing import Any
 from tuneyard.configs import RLConfig
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import Trajectory, TrajectoryGroup
-
 from tuneyard_host.bases import Base
 from tuneyard_host.training.packing import History
 from tuneyard_host.training.templates import Template
@@ -39,9 +38,8 @@ def of_groups(
     ledger: list[dict[str, Any]] = []
     histories: list[History] = []
     for number, group in enumerate(groups):
-        shares = advantages(
-            [trajectory.reward for trajectory in group.trajectories], scale=config.scale_rewards
-        )
+        rewards = [trajectory.reward for trajectory in group.trajectories]
+        shares = advantages(rewards, scale=config.scale_rewards)
         for index, trajectory in enumerate(group.trajectories):
             row: dict[str, Any] = {
                 "group": number, "index": index, "reward": trajectory.reward, "advantage": 0.0, "weight": 0.0,
@@ -80,10 +78,8 @@ def normalise(histories: Sequence[History], *, balance: float) -> None:
             history.advantage *= 1 - balance
         elif balance < 0 < history.advantage:
             history.advantage *= 1 + balance
-    size = (
-        math.fsum(abs(history.advantage) * history.weight * history.num_trained for history in histories)
-        / tokens
-    )
+    sizes = (abs(history.advantage) * history.weight * history.num_trained for history in histories)
+    size = math.fsum(sizes) / tokens
     for history in histories:
         history.advantage = history.advantage / size if size else 0.0
 

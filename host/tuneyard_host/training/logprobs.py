@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from tuneyard.errors import TrainingError
 
+from tuneyard.errors import TrainingError
 from tuneyard_host.bases import Base
 from tuneyard_host.training.attention import own_attention
 from tuneyard_host.training.memory import sparing
@@ -105,11 +105,11 @@ def refuse_unknown(base: Base) -> None:
             tokens = torch.tensor([ids], device=base.model.device)
             alone = base.model(input_ids=tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
             wanted = alone.gather(-1, tokens[0, 1:, None])[:, 0]
-            mine = found[row.history == number].sort().values
-            if float((mine - wanted.sort().values).abs().mean()) > _TOLERANCE[base.model.dtype]:
+            wrong = (found[row.history == number] - wanted).abs().mean()
+            if float(wrong) > _TOLERANCE[base.model.dtype]:
                 raise TrainingError(
-                    f"{base.spec.id} is a {type(base.model).__name__}, whose attention or vocabulary projection is of a "
-                    "kind that cannot be trained here. Qwen and Llama models can."
+                    f"{base.spec.id} is a {type(base.model).__name__}: its attention or its vocabulary projection "
+                    "is of a kind that cannot be trained here. Qwen and Llama models can."
                 )
 
 

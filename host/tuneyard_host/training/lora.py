@@ -1,5 +1,4 @@
-"""Low-rank updates on a frozen model: y = x W^T + b + s (x A^T) B^T, switched on and off without touching
-the model.
+"""Low-rank updates on a frozen model, y = x W^T + b + s (x A^T) B^T, that can be switched on and off.
 
 The linear layers of a loaded base are taught once to look for an adapter; with none active they compute
 what they always did.
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
 
@@ -66,11 +66,8 @@ class _LowRank(torch.autograd.Function):
         through = (flat @ b.to(flat.dtype)).mul_(ctx.scale)
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = (
-                through @ a.to(flat.dtype)
-                if not weight
-                else (flat @ weight[0]).addmm_(through, a.to(flat.dtype))
-            )
+            down = a.to(flat.dtype)
+            to_x = (flat @ weight[0]).addmm_(through, down) if weight else through @ down
             to_x = to_x.view(*grad.shape[:-1], x.shape[-1])
         return to_x, None, None, (through.T @ x).to(a.dtype), (low.T @ flat).T.to(b.dtype), None
 
@@ -106,15 +103,12 @@ class Adapter:
 def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
     """The layers of a model that ``targets`` names by the ends of their names, in order, ready to be adapted."""
     head = model.get_output_embeddings()
-    linear = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) and layer is not head
-    }
-    chosen = {name: layer for name, layer in linear.items() if name.rsplit(".", 1)[-1] in targets}
-    missing = sorted(set(targets) - {name.rsplit(".", 1)[-1] for name in chosen})
+    modules = [(name, layer) for name, layer in model.named_modules() if layer is not head]
+    linear = {name: layer for name, layer in modules if isinstance(layer, nn.Linear)}
+    chosen = {name: layer for name, layer in linear.items() if _ending(name) in targets}
+    missing = sorted(set(targets) - {_ending(name) for name in chosen})
     if missing or not chosen:
-        there = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
+        there = ", ".join(sorted({_ending(name) for name in linear}))
         raise TrainingError(
             f"The base model has no linear layers called {', '.join(missing) or '(none named)'}; it has: {there}. "
             "Set the model's LoRA target_modules to some of these."
@@ -127,6 +121,10 @@ def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
                 f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model."
             )
     return cast(dict[str, AdaptedLinear], chosen)
+
+
+def _ending(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
 
 
 def fresh(layers: Mapping[str, AdaptedLinear], lora: LoraSettings) -> dict[str, tuple[Tensor, Tensor]]:

@@ -1,8 +1,7 @@
 """The objectives, as pure functions over the trained tokens of one row.
 
 Every tensor is (M,): one entry for each token that a history trains on, in any order. The formulas, and the
-order of the numbered steps, are those of docs/training.md; the open reference (openpipe-art,
-``art/loss.py``) differs where noted there.
+order of the steps, are those of docs/training.md; the open reference is openpipe-art's ``art/loss.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
+
 from tuneyard.configs import RLConfig
 
 
@@ -90,7 +90,7 @@ def importance_ratio(difference: Tensor, terms: Terms, *, level: str) -> Tensor:
 def ratio_sums(new: Tensor, terms: Terms) -> list[float]:
     """For each history, the sum of p_theta / p_old over its trained tokens."""
     old = torch.where(terms.old.isnan(), new.detach(), terms.old)
-    ratios = (new.detach() - old).exp()
+    ratios = (new.detach() - old).exp().nan_to_num()
     return ratios.new_zeros(terms.num_histories).index_add(0, terms.history, ratios).tolist()
 
 
@@ -110,12 +110,17 @@ def _measure(ratio: Tensor, *, low: float, high: float) -> dict[str, float]:
     ratio = ratio.detach()
     return {
         "x/clip_fraction": mean(((ratio < low) | (ratio > high)).float()),
-        "x/ratio_min": float(ratio.min()),
+        "x/ratio_min": finite(ratio.min()),
         "x/ratio_mean": mean(ratio),
-        "x/ratio_max": float(ratio.max()),
+        "x/ratio_max": finite(ratio.max()),
     }
 
 
 def mean(values: Tensor) -> float:
-    """The mean as a Python float."""
-    return float(values.detach().mean())
+    """The mean as a finite Python float."""
+    return finite(values.detach().mean())
+
+
+def finite(value: Tensor) -> float:
+    """A number that JSON can hold: a ratio that overflowed becomes the largest there is."""
+    return float(value.nan_to_num())

@@ -1,4 +1,4 @@
-"""Long rows on small machines: where a row's activations would not fit, each layer is computed again on the way back."""
+"""Long rows on small machines: where a row's activations would not fit, layers are computed again on the way back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""From histories to rows: conversations that begin alike are computed once, and no row is longer than it
-may be.
+"""From histories to rows: what conversations have in common at their beginning is computed once.
 
 Sorted by their tokens, conversations that share a beginning are neighbours, and the tokens that each adds
 to the one before it are exactly the nodes of their prefix tree in depth-first order. So a row is a slice of
@@ -83,18 +82,17 @@ def pack(histories: Sequence[History], *, length: int) -> list[Row]:
 
 
 def row_length(histories: Sequence[History]) -> int:
-    """The row length of a job that does not set one: longer than the least only where that saves a tenth of
-    the work.
+    """The row length of a job that does not set one: longer than the least where that saves a tenth of the work.
 
     It depends on nothing but the histories, so a job has as many steps wherever it runs.
     """
     _, costs, shared = _in_order(histories)
     once = sum(costs) - sum(shared)
     length = max([LEAST_ROW, *costs])
-    while (
-        length < MOST_ROW
-        and sum(shared[first] for first, _ in cuts(costs, shared, length=length)) > once / 10
-    ):
+    while length < MOST_ROW:
+        twice = sum(shared[first] for first, _ in cuts(costs, shared, length=length))
+        if twice <= once / 10:
+            break
         length *= 2
     return length
 
@@ -102,11 +100,8 @@ def row_length(histories: Sequence[History]) -> int:
 def _in_order(histories: Sequence[History]) -> tuple[list[History], list[int], list[int]]:
     """The histories sorted by their tokens, how long each is, and how much of it is shared with the one before."""
     ordered = sorted(histories, key=lambda history: (history.ids, history.owner))
-    return (
-        ordered,
-        [len(history.ids) for history in ordered],
-        shared_beginnings([each.ids for each in ordered]),
-    )
+    ids = [history.ids for history in ordered]
+    return ordered, [len(each) for each in ids], shared_beginnings(ids)
 
 
 def shared_beginnings(ordered: Sequence[list[int]]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,9 @@ class Plan:
 
 
 def count(ledger: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows of a ledger were dropped, by reason."""
-    reasons = [row["dropped"] for row in ledger if row["dropped"]]
-    return {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
+    """How many rows of a ledger were dropped, by reason; and how many only in part."""
+    reasons = Counter(row["dropped"] for row in ledger if row["dropped"])
+    for row in ledger:
+        if not row["dropped"]:
+            reasons.update(f"{reason} (part of a trajectory)" for reason in row.get("dropped_histories", ()))
+    return dict(reasons)

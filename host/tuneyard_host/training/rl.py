@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from tuneyard.configs import UNSUPPORTED, RLConfig
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import TrajectoryGroup
-
 from tuneyard_host.bases import Base
 from tuneyard_host.training import batches, losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
@@ -166,7 +166,6 @@ def _notes(groups: Sequence[TrajectoryGroup], ledger: list[dict[str, Any]], conf
     notes = []
     empty = sum(not group.trajectories for group in groups)
     equal = {row["group"] for row in ledger if row["dropped"] == batches.EQUAL_REWARDS}
-    trained = any(row["trained_tokens"] for row in ledger)
     if empty:
         notes.append(f"{empty} of {len(groups)} groups have no finished trajectory.")
     if equal and len(equal) + empty == len(groups):
@@ -176,7 +175,7 @@ def _notes(groups: Sequence[TrajectoryGroup], ledger: list[dict[str, Any]], conf
         )
     elif equal:
         notes.append(f"{len(equal)} of {len(groups)} groups have equal rewards and teach nothing.")
-    elif not trained:
+    if len(equal) + empty < len(groups) and not any(row["trained_tokens"] for row in ledger):
         notes.append(
             "No trajectory has a trainable turn: send choices with logprobs, or set allow_training_without_logprobs."
         )

@@ -1,7 +1,6 @@
 """Supervised fine-tuning: conversations in, one gradient step for each batch of consecutive ones out.
 
-The loss is the mean of -log p over a batch's trained tokens: each assistant turn with its end, and nothing
-else.
+The loss is the mean of -log p over a batch's trained tokens: the assistant's turns with their ends.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 
 from tuneyard.configs import SFTConfig, SFTExperimentalConfig
 from tuneyard.errors import TrainingError
-
 from tuneyard_host.bases import Base
 from tuneyard_host.training import losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of
@@ -88,8 +86,7 @@ def plan(
 def steps(
     plan: Plan, learner: Learner, config: SFTConfig, learning_rate: float | None = None, *, start: int = 0
 ) -> Iterator[dict[str, float]]:
-    """Take one gradient step for each batch from number ``start`` on; a batch with nothing to train on
-    changes nothing.
+    """Take one gradient step for each batch from number ``start`` on; an empty batch changes nothing.
 
     ``learning_rate`` is the base model's own, for a job that sets none.
     """

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError
-from tuneyard.errors import TrainingError
 
+from tuneyard.errors import TrainingError
 from tuneyard_host.bases import Base
 from tuneyard_host.inference.texts import Vocabulary
 

@@ -14,7 +14,6 @@ from typing import Any
 from tuneyard import trajectories
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import is_choice
-
 from tuneyard_host.training.packing import History
 from tuneyard_host.training.templates import Message, Template, template_message, template_tools
 

@@ -24,7 +24,7 @@ _RECOVERED = (
     DeliveryStatus.EXHAUSTED,
     DeliveryStatus.REJECTED,
     DeliveryStatus.HELD,
-    DeliveryStatus.SKIPPED_RATE,
+    DeliveryStatus.PENDING,
 )
 
 
@@ -138,7 +138,7 @@ def release(webhook: Webhook, *, now: int) -> int:
 
 
 def recover(webhook: Webhook, *, since: int, now: int) -> int:
-    """Send again what failed for good since a moment at most 14 days ago; how many there were."""
+    """Send at once all that failed since a moment at most 14 days ago; how many there were."""
     if not now - RECOVERABLE_MS <= since <= now:
         raise Invalid("Deliveries can be recovered for at most 14 days back.", param="since")
     if not webhook.enabled:

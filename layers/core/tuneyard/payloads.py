@@ -127,9 +127,9 @@ def masked(secret: str | None) -> dict[str, str]:
 
 
 def is_text(value: Any) -> bool:
-    """Whether every string in a JSON value can be written as UTF-8: half a surrogate pair cannot."""
+    """Whether a value can be written as JSON in UTF-8: half a surrogate pair and numbers without end cannot."""
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (UnicodeEncodeError, ValueError, RecursionError):
         return False
     return True
