@@ -28,17 +28,28 @@ def measure() -> list[Result]:
         import boto3
 
         table = boto3.client("dynamodb")
-        event = json.loads((ROOT / "events" / "models.get_unknown.json").read_text().replace("$KEY", told["api_key"]))
+        event = json.loads(
+            (ROOT / "events" / "models.get_unknown.json").read_text().replace("$KEY", told["api_key"])
+        )
         event |= {"path": f"/v1/preview/models/{model['id']}"}
         key = {"pk": {"S": f"MODEL#{model['id']}"}, "sk": {"S": "MODEL"}}
 
         def bare() -> dict[str, Any]:
-            item = table.get_item(TableName=os.environ["TUNEYARD_TABLE_NAME"], Key=key, ConsistentRead=True)["Item"]
-            return {"statusCode": 200, "body": json.dumps({k: next(iter(v.values())) for k, v in item.items()})}
+            item = table.get_item(TableName=os.environ["TUNEYARD_TABLE_NAME"], Key=key, ConsistentRead=True)[
+                "Item"
+            ]
+            return {
+                "statusCode": 200,
+                "body": json.dumps({k: next(iter(v.values())) for k, v in item.items()}),
+            }
 
         assert app.handler(event, None)["statusCode"] == 200
         found = interleaved_ms(
-            {"handler": lambda: app.handler(event, None), "bare": bare, "door": lambda: client.get(event["path"])},
+            {
+                "handler": lambda: app.handler(event, None),
+                "bare": bare,
+                "door": lambda: client.get(event["path"]),
+            },
             times=200,
         )
     return [

@@ -22,7 +22,11 @@ def measure() -> list[Result]:
             request = {"model": model["inference_name"], "messages": ASK, "n": 16, "max_tokens": 8}
             choices = client.post("/v1/chat/completions", json=request).json()["choices"]
             groups = [
-                {"trajectories": [{"messages_and_choices": [*ASK, c], "reward": n % 3} for n, c in enumerate(choices)]}
+                {
+                    "trajectories": [
+                        {"messages_and_choices": [*ASK, c], "reward": n % 3} for n, c in enumerate(choices)
+                    ]
+                }
             ]
             began = time.time()
             job = client.post(
@@ -39,7 +43,11 @@ def measure() -> list[Result]:
                 tokens = [e["data"]["tokens_per_second"] for e in events if e["type"] == "gradient_step"][-1]
     return [
         Result("submit to first gradient step", f"{statistics.median(waits):.3f} s", goal="<= 1 s"),
-        Result("last gradient step to committed checkpoint", f"{statistics.median(commits):.3f} s", goal="<= 0.5 s"),
+        Result(
+            "last gradient step to committed checkpoint",
+            f"{statistics.median(commits):.3f} s",
+            goal="<= 0.5 s",
+        ),
         Result("submit to training_ended seen by the client", f"{statistics.median(wholes):.3f} s"),
         Result("tokens per second of the last step", f"{tokens:.0f}"),
     ]

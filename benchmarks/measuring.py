@@ -62,7 +62,17 @@ def stack() -> Iterator[tuple[httpx.Client, dict[str, Any], Path]]:
     """A local stack of its own: a client with its key, what it announced, and its state folder."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
-        command = [sys.executable, "-m", "tuneyard_host.cli", "up", "--state", str(state), "--port", "0", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "tuneyard_host.cli",
+            "up",
+            "--state",
+            str(state),
+            "--port",
+            "0",
+            "--json",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:

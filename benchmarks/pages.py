@@ -24,7 +24,14 @@ def measure() -> list[Result]:
             table.write(table.Put(job))
             data = {"loss": 0.1, "entropy": 1.0, "learning_rate": 1e-3}
             events = [
-                JobEvent(id=ids.ordered(job.id, n), job_id=job.id, seq=n, type="gradient_step", data=data, created_at=n)
+                JobEvent(
+                    id=ids.ordered(job.id, n),
+                    job_id=job.id,
+                    seq=n,
+                    type="gradient_step",
+                    data=data,
+                    created_at=n,
+                )
                 for n in range(1, count + 1)
             ]
             for start in range(0, count, 100):
@@ -38,11 +45,21 @@ def measure() -> list[Result]:
             client.get(f"/v1/preview/training-jobs/{job.id}/events", params=query).raise_for_status()
 
         rows = []
-        for what, place in (("first", (0, 0)), ("middle", (50, 50_000)), ("after the newest", (100, 100_000))):
+        for what, place in (
+            ("first", (0, 0)),
+            ("middle", (50, 50_000)),
+            ("after the newest", (100, 100_000)),
+        ):
             found = interleaved_ms(
                 {"few": lambda p=place: page(few, p[0]), "many": lambda p=place: page(many, p[1])}, times=40
             )
             rows.append(
-                Result.of(f"{what} page at 100,000 events, peer: at 100", found["many"], found["few"], "ms", "<= 1.2")
+                Result.of(
+                    f"{what} page at 100,000 events, peer: at 100",
+                    found["many"],
+                    found["few"],
+                    "ms",
+                    "<= 1.2",
+                )
             )
     return rows

@@ -1,4 +1,4 @@
-"""Run the benchmarks and write RESULTS.md: each measures us against a peer in the same run, and the ratio is what counts.
+"""Run the benchmarks and write RESULTS.md: each measures us against a peer in the same run; what counts is the ratio.
 
     python benchmarks/run.py [name ...]
 
@@ -61,7 +61,11 @@ def _sections() -> dict[str, str]:
 
 def _machine() -> str:
     cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     return f"{_output('nproc')} x {cpu}, Python {platform.python_version()}"

@@ -18,7 +18,8 @@ import pytest
 from fastapi.testclient import TestClient
 from moto import mock_aws
 from samtranslator.yaml_helper import yaml_parse
-from tuneyard import auth, blobs, bus, queues, table, teams, vault, web
+
+from tuneyard import auth, blobs, bus, queues, table, teams, vault, web, workers
 from tuneyard.records import Identity, Role
 from tuneyard.settings import settings
 from tuneyard_host.local import doors
@@ -82,6 +83,7 @@ def forget() -> None:
     settings.cache_clear()
     auth.forget()
     vault.forget()
+    workers._written.clear()
     for edge in (table, blobs, queues, bus, vault):
         edge._client.cache_clear()
 
@@ -132,7 +134,17 @@ class Stack:
 @contextmanager
 def running(state: Path) -> Iterator[Stack]:
     """The whole service, as a child of the tests, until the block ends; it leaves no process behind."""
-    command = [sys.executable, "-m", "tuneyard_host.cli", "up", "--state", str(state), "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "tuneyard_host.cli",
+        "up",
+        "--state",
+        str(state),
+        "--port",
+        "0",
+        "--json",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()

@@ -34,7 +34,11 @@ def told(response: Any) -> str:
 def test_without_a_known_key_every_door_is_401(api: TestClient, headers: dict[str, str]):
     del api.headers["Authorization"]
 
-    for method, path in (("GET", "/v1/preview/models"), ("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
+    for method, path in (
+        ("GET", "/v1/preview/models"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+    ):
         answer = api.request(method, path, headers=headers, json={} if method == "POST" else None)
         assert answer.status_code == 401
         assert "API key" in told(answer)
@@ -60,7 +64,11 @@ def test_ids_of_another_team_are_404_everywhere(api: TestClient, model_id: str, 
         ("GET", f"{JOBS}/{job_id}", None),
         ("GET", f"{JOBS}/{job_id}/events", None),
         ("POST", f"{JOBS}/{job_id}/cancel", None),
-        ("POST", "/v1/chat/completions", {"model": "acme/p/agent", "messages": [{"role": "user", "content": "?"}]}),
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"model": "acme/p/agent", "messages": [{"role": "user", "content": "?"}]},
+        ),
     ):
         answer = api.request(method, path, json=body, headers=stranger)
         assert (answer.status_code, path) == (404, path)
@@ -70,7 +78,9 @@ def test_ids_of_another_team_are_404_everywhere(api: TestClient, model_id: str, 
 
 
 def test_malformed_json_is_400(api: TestClient):
-    answer = api.post("/v1/preview/models", content=b'{"project": ', headers={"Content-Type": "application/json"})
+    answer = api.post(
+        "/v1/preview/models", content=b'{"project": ', headers={"Content-Type": "application/json"}
+    )
 
     assert answer.status_code == 400
     assert "not valid JSON" in told(answer)
@@ -97,7 +107,9 @@ def test_a_model_that_cannot_be_is_422_and_says_why(api: TestClient, change: dic
 
 @pytest.mark.parametrize("reward", ["NaN", "Infinity", '"1"', "true", "null"])
 def test_a_reward_must_be_a_finite_number(api: TestClient, model_id: str, reward: str):
-    body = json.dumps({"model_id": model_id, "trajectory_groups": [GROUP]}).replace('"reward": 1', f'"reward": {reward}')
+    body = json.dumps({"model_id": model_id, "trajectory_groups": [GROUP]}).replace(
+        '"reward": 1', f'"reward": {reward}'
+    )
 
     answer = api.post(JOBS, content=body, headers={"Content-Type": "application/json"})
 
@@ -130,7 +142,9 @@ def test_a_config_that_cannot_be_honoured_is_422_by_name(
 def test_null_means_default_in_a_config(api: TestClient, model_id: str):
     nulls = {"learning_rate": None, "epsilon": None, "epsilon_high": None, "ppo": None, "scale_rewards": None}
 
-    made = api.post(JOBS, json={"model_id": model_id, "trajectory_groups": [GROUP], "experimental_config": nulls})
+    made = api.post(
+        JOBS, json={"model_id": model_id, "trajectory_groups": [GROUP], "experimental_config": nulls}
+    )
 
     assert made.status_code == 200
     config = made.json()["experimental_config"]
@@ -145,7 +159,12 @@ def test_a_page_that_cannot_be_is_422(api: TestClient, query: str):
 def test_an_unknown_after_is_422_and_never_a_restart(api: TestClient, model_id: str):
     job = api.post(JOBS, json={"model_id": model_id, "trajectory_groups": [GROUP]}).json()
 
-    for path in ("/v1/preview/models", f"/v1/preview/models/{model_id}/checkpoints", JOBS, f"{JOBS}/{job['id']}/events"):
+    for path in (
+        "/v1/preview/models",
+        f"/v1/preview/models/{model_id}/checkpoints",
+        JOBS,
+        f"{JOBS}/{job['id']}/events",
+    ):
         for after in ("nonsense", "00000000-0000-4000-8000-000000000000"):
             answer = api.get(path, params={"after": after})
             assert (answer.status_code, path) == (422, path)
@@ -216,7 +235,12 @@ def test_deleting_a_model_cancels_its_jobs_and_frees_its_name(api: TestClient, m
 
 def test_an_upload_must_be_there_and_be_the_teams(api: TestClient, model_id: str, stranger: dict[str, str]):
     theirs = api.post("/v1/preview/uploads", headers=stranger).json()["url"]
-    for url, status in ((theirs, 404), ("upload://x", 422), ("file:///etc/passwd", 422), ("https://a.b/c", 422)):
+    for url, status in (
+        (theirs, 404),
+        ("upload://x", 422),
+        ("file:///etc/passwd", 422),
+        ("https://a.b/c", 422),
+    ):
         body = {"model_id": model_id, "training_data_url": url}
         answer = api.post("/v1/preview/sft-training-jobs", json=body)
         assert (answer.status_code, url) == (status, url)
@@ -234,7 +258,8 @@ def test_the_log_operation_summarises_into_the_run(api: TestClient, model_id: st
     ]
 
     answer = api.post(
-        f"/v1/preview/models/{model_id}/log", json={"model_id": model_id, "split": "val", "trajectory_groups": groups}
+        f"/v1/preview/models/{model_id}/log",
+        json={"model_id": model_id, "split": "val", "trajectory_groups": groups},
     )
 
     assert answer.json() == {}

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from fastapi.routing import APIRoute
 
+from conftest import ROOT
 from tuneyard.settings import Settings
 from tuneyard_host import reference
 from tuneyard_host.local import doors

@@ -33,8 +33,6 @@ def art() -> Iterator[ModuleType]:
             patch.delenv(name, raising=False)
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         patch.setenv("WEAVE_DISABLED", "true")
-        import art
-        import art.serverless.backend
 
         yield sys.modules["art"]
 
@@ -47,7 +45,10 @@ def test_the_client_makes_logs_trains_pages_and_deletes(art: ModuleType, stack: 
     async def walk() -> None:
         client = art.serverless.client.Client(api_key=stack.api_key, base_url=f"{stack.base_url}/v1")
         model = await client.models.create(
-            project="judges", name=f"client-{uuid.uuid4().hex[:8]}", base_model="tuneyard/tiny", return_existing=True
+            project="judges",
+            name=f"client-{uuid.uuid4().hex[:8]}",
+            base_model="tuneyard/tiny",
+            return_existing=True,
         )
         same = await client.models.create(
             project="judges", name=model.name, base_model="tuneyard/tiny", return_existing=True
@@ -55,10 +56,15 @@ def test_the_client_makes_logs_trains_pages_and_deletes(art: ModuleType, stack: 
         assert (model.entity, same.id) == (stack.team, model.id)
         chat = openai_client(stack)
         for _ in range(3):
-            groups = [await group(art, chat, f"wandb-artifact:///{model.entity}/judges/{model.name}") for _ in range(2)]
+            groups = [
+                await group(art, chat, f"wandb-artifact:///{model.entity}/judges/{model.name}")
+                for _ in range(2)
+            ]
             await client.models.log(model_id=model.id, trajectory_groups=groups, split="train")
             job = await client.training_jobs.create(
-                model_id=model.id, trajectory_groups=groups, experimental_config={"packed_sequence_length": 96}
+                model_id=model.id,
+                trajectory_groups=groups,
+                experimental_config={"packed_sequence_length": 96},
             )
             events = await to_the_end(client, job.id)
             started, *steps, ended = [event for event in events if event.type != "warning"]
@@ -66,7 +72,9 @@ def test_the_client_makes_logs_trains_pages_and_deletes(art: ModuleType, stack: 
             assert len(steps) == started.data["num_sequences"]
             assert all(isinstance(float(value), float) for step in steps for value in step.data.values())
         paged = [c.step async for c in client.models.checkpoints.list(model_id=model.id, limit=1)]
-        newest = [c.step async for c in client.models.checkpoints.list(model_id=model.id, limit=2, order="desc")]
+        newest = [
+            c.step async for c in client.models.checkpoints.list(model_id=model.id, limit=2, order="desc")
+        ]
         assert (paged, newest) == ([1, 2, 3], [3, 2, 1])
         gone = await client.models.checkpoints.delete(model_id=model.id, steps=[1, 3, 9])
         assert (gone.deleted_count, gone.not_found_steps) == (2, [9])
@@ -81,21 +89,26 @@ def test_the_client_makes_logs_trains_pages_and_deletes(art: ModuleType, stack: 
     asyncio.run(walk())
 
 
-def test_arts_own_loop_runs_and_its_reward_rises(art: ModuleType, stack: Any, tmp_path: Any, monkeypatch: Any):
+def test_arts_own_loop_runs_and_its_reward_rises(
+    art: ModuleType, stack: Any, tmp_path: Any, monkeypatch: Any
+):
     monkeypatch.chdir(tmp_path)
 
     async def loop() -> list[float]:
-        backend = art.serverless.backend.ServerlessBackend(api_key=stack.api_key, base_url=f"{stack.base_url}/v1")
+        backend = art.serverless.backend.ServerlessBackend(
+            api_key=stack.api_key, base_url=f"{stack.base_url}/v1"
+        )
         model = art.TrainableModel(
-            name=f"loop-{uuid.uuid4().hex[:8]}", project="judges", base_model="tuneyard/tiny", report_metrics=[]
+            name=f"loop-{uuid.uuid4().hex[:8]}",
+            project="judges",
+            base_model="tuneyard/tiny",
+            report_metrics=[],
         )
         await model.register(backend)
         chat = openai.AsyncOpenAI(api_key=model.inference_api_key, base_url=model.inference_base_url)
         rewards = []
         for step in range(8):
-            groups = await asyncio.gather(
-                *(group(art, chat, model.get_inference_name()) for _ in range(8))
-            )
+            groups = await asyncio.gather(*(group(art, chat, model.get_inference_name()) for _ in range(8)))
             rewards.append(statistics.fmean(t.reward for g in groups for t in g.trajectories))
             if rewards[-1] > 0.95:
                 break
@@ -132,7 +145,9 @@ def openai_client(stack: Any) -> openai.AsyncOpenAI:
 
 async def group(art: ModuleType, client: Any, name: str) -> Any:
     """Eight rollouts of one prompt, as ART's users write them."""
-    answer = await client.chat.completions.create(model=name, messages=[PROMPT], n=8, max_tokens=8, temperature=1.0)
+    answer = await client.chat.completions.create(
+        model=name, messages=[PROMPT], n=8, max_tokens=8, temperature=1.0
+    )
     return art.TrajectoryGroup(
         [art.Trajectory(messages_and_choices=[PROMPT, c], reward=reward(c)) for c in answer.choices]
     )

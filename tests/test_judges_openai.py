@@ -52,7 +52,9 @@ def test_it_streams_with_usage_and_the_pieces_are_the_answer(client: openai.Open
     settings: dict[str, Any] = {"model": "tuneyard/tiny", "messages": ASK, "max_tokens": 8, "temperature": 0}
     whole = client.chat.completions.create(**settings)
 
-    chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
+    chunks = list(
+        client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True})
+    )
 
     pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     assert "".join(pieces) == whole.choices[0].message.content
@@ -80,7 +82,9 @@ def test_it_lists_base_and_trained_models(client: openai.OpenAI, trained: str):
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, openai.BadRequestError, "context"),
     ],
 )
-def test_it_gets_its_own_exception_types(client: openai.OpenAI, change: dict[str, Any], error: Any, says: str):
+def test_it_gets_its_own_exception_types(
+    client: openai.OpenAI, change: dict[str, Any], error: Any, says: str
+):
     with pytest.raises(error, match=says):
         client.chat.completions.create(**({"model": "tuneyard/tiny", "messages": ASK} | change))
 
@@ -111,7 +115,9 @@ def test_what_was_used_is_booked_also_for_a_stream_that_broke_off(client: openai
 
     for _ in range(100):
         rows = httpx.get(
-            f"{stack.inference_url}/usage", headers={"Authorization": f"Bearer {stack.api_key}"}, params={"limit": 100}
+            f"{stack.inference_url}/usage",
+            headers={"Authorization": f"Bearer {stack.api_key}"},
+            params={"limit": 100},
         ).json()["data"]
         mine = [row for row in rows if f"{stack.team}/{row['project']}" == project]
         if mine and mine[0]["requests"] == 2:

@@ -17,7 +17,9 @@ ASK = [{"role": "user", "content": "Answer yes, no or maybe."}]
 
 @pytest.fixture(scope="module")
 def http(stack: Any) -> httpx.Client:
-    return httpx.Client(base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.api_key}"}, timeout=60)
+    return httpx.Client(
+        base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.api_key}"}, timeout=60
+    )
 
 
 def test_peft_loads_a_checkpoint_and_gives_the_services_log_probabilities(http: httpx.Client, tmp_path: Path):
@@ -57,8 +59,13 @@ def train(http: httpx.Client, model: dict[str, Any]) -> None:
         {"messages_and_choices": [*ASK, choice], "reward": place % 2} for place, choice in enumerate(choices)
     ]
     body = {"model_id": model["id"], "trajectory_groups": [{"trajectories": trajectories}]}
-    job = http.post("/v1/preview/training-jobs", json=body | {"experimental_config": {"learning_rate": 0.02}}).json()
-    while (seen := http.get(f"/v1/preview/training-jobs/{job['id']}").json())["status"] in ("queued", "running"):
+    job = http.post(
+        "/v1/preview/training-jobs", json=body | {"experimental_config": {"learning_rate": 0.02}}
+    ).json()
+    while (seen := http.get(f"/v1/preview/training-jobs/{job['id']}").json())["status"] in (
+        "queued",
+        "running",
+    ):
         time.sleep(0.1)
     assert seen["status"] == "succeeded", seen
 

@@ -42,7 +42,9 @@ def rollouts(http: httpx.Client) -> list[dict[str, Any]]:
     groups = []
     for number in range(24):
         prompt = {"role": "user", "content": f"{number}. Answer yes, no or maybe."}
-        rewarded = [{"messages_and_choices": [prompt, choice], "reward": n % 3} for n, choice in enumerate(choices)]
+        rewarded = [
+            {"messages_and_choices": [prompt, choice], "reward": n % 3} for n, choice in enumerate(choices)
+        ]
         groups.append({"trajectories": rewarded})
     return groups
 
@@ -72,7 +74,11 @@ def all_events(http: httpx.Client, job: str) -> list[dict[str, Any]]:
 
 
 def statuses(http: httpx.Client, made: dict[str, list[str]]) -> list[str]:
-    return [http.get(f"/v1/preview/training-jobs/{job}").json()["status"] for jobs in made.values() for job in jobs]
+    return [
+        http.get(f"/v1/preview/training-jobs/{job}").json()["status"]
+        for jobs in made.values()
+        for job in jobs
+    ]
 
 
 def test_a_trainer_killed_at_twenty_random_moments_loses_and_doubles_nothing(stack: Any, http: httpx.Client):
@@ -97,7 +103,11 @@ def test_a_trainer_killed_at_twenty_random_moments_loses_and_doubles_nothing(sta
             assert seen["status"] == "succeeded", seen
             told = [event for event in all_events(http, job) if event["type"] != "job_requeued"]
             steps = told[0]["data"]["num_sequences"]
-            assert [e["type"] for e in told] == ["training_started", *["gradient_step"] * steps, "training_ended"]
+            assert [e["type"] for e in told] == [
+                "training_started",
+                *["gradient_step"] * steps,
+                "training_ended",
+            ]
             assert steps > 10
         checkpoints = http.get(f"/v1/preview/models/{model}/checkpoints").json()["data"]
         assert [c["step"] for c in checkpoints] == list(range(1, len(jobs) + 1))

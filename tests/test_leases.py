@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
 from tuneyard import clock, leases, queues, sweeps
 from tuneyard.leases import Lost, NotYet
 from tuneyard.records import Job, JobStatus

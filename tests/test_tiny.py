@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tuneyard_host.tiny import corpus, evaluate, phrases, sums, tools
 from tuneyard_host.tiny.corpus import Conversation
 
@@ -182,6 +183,6 @@ def test_the_questions_of_the_evaluation_are_not_in_the_corpus():
 
     names = {tool["function"]["name"] for one in seen for tool in one.tools or []}
     assert not names & tools.HELD_OUT
-    assert tools.HELD_OUT == {tool["function"]["name"] for tool in evaluate.KNOWN_TOOLS}
+    assert {tool["function"]["name"] for tool in evaluate.KNOWN_TOOLS} == tools.HELD_OUT
     said = {message["content"] for one in seen for message in one.messages}
     assert not any(f"{a} + {b}" in said for a in range(100) for b in range(100) if sums.held_out(a, b))

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 from fastapi.testclient import TestClient
+
 from tuneyard import blobs, leases, table
 from tuneyard.records import Checkpoint, Job
 from tuneyard_host.training import trainer, work

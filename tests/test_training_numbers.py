@@ -1,7 +1,5 @@
 """The fast path against its slow twin: Hugging Face and peft, one conversation at a time, nothing shared or chunked."""
 
-
-
 from __future__ import annotations
 
 import random

@@ -12,7 +12,9 @@ def test_bookings_add_up_and_are_the_teams_own(api: TestClient, stranger: dict[s
     ledger = usage.Ledger(seconds=0.01)
     for _ in range(3):
         ledger.book(where, requests=1, prompt_tokens=10, completion_tokens=5)
-    ledger.book(usage.line("acme", "inference", "tuneyard/tiny"), requests=1, prompt_tokens=1, completion_tokens=1)
+    ledger.book(
+        usage.line("acme", "inference", "tuneyard/tiny"), requests=1, prompt_tokens=1, completion_tokens=1
+    )
     ledger.close()
 
     first, second = api.get("/v1/usage").json()["data"]

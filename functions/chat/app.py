@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
 from mangum import Mangum
+
 from tuneyard import chat, usage, views, web
 from tuneyard.auth import Caller
 from tuneyard.completions import ChatRequest

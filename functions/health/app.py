@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import tuneyard
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from mangum import Mangum
+
+import tuneyard
 from tuneyard import checks, web
 
 router = APIRouter(prefix="/v1", tags=["Health"])

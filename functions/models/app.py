@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
+
 from tuneyard import checkpoints, models, runs, views, web
 from tuneyard.auth import Caller
 from tuneyard.configs import LoraSettings

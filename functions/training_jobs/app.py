@@ -8,6 +8,7 @@ from fastapi import APIRouter, Header, Query
 from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
+
 from tuneyard import jobs, models, submissions, uploads, views, web
 from tuneyard.auth import Caller
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig

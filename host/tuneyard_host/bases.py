@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from tuneyard.errors import TrainingError
 from tuneyard.settings import BaseModelSpec
 

@@ -23,7 +23,9 @@ keys = typer.Typer(no_args_is_help=True, help="Teams' API keys.")
 app.add_typer(keys, name="keys")
 
 State = Annotated[Path, typer.Option(help="The folder that keeps everything.")]
-Port = Annotated[int, typer.Option(help="The port of the API on 127.0.0.1; 0 takes a free one.", min=0, max=65535)]
+Port = Annotated[
+    int, typer.Option(help="The port of the API on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+]
 Fd = Annotated[int, typer.Option(help="The listening socket, opened by the process that starts this one.")]
 DEFAULT_STATE = Path(".tuneyard")
 
@@ -42,7 +44,8 @@ def up(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON when all is ready, and nothing else, on stdout.")
+        bool,
+        typer.Option("--json", help="Print one line of JSON when all is ready, and nothing else, on stdout."),
     ] = False,
 ) -> None:
     """Run the whole service on this machine, until Ctrl-C."""
@@ -63,8 +66,12 @@ def up(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the picture and its own stack are kept.")] = Path("demo-out"),
-    base_url: Annotated[str | None, typer.Option(help="Use this running stack instead of one of its own.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the picture and its own stack are kept.")] = Path(
+        "demo-out"
+    ),
+    base_url: Annotated[
+        str | None, typer.Option(help="Use this running stack instead of one of its own.")
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="The key to that stack.")] = None,
 ) -> None:
     """Train by RL and by SFT through the public API, chat with the result, and end."""
@@ -93,7 +100,9 @@ def trainer(
 
 
 @app.command()
-def replay(job_id: Annotated[str, typer.Argument(help="The job's id.")], state: State = DEFAULT_STATE) -> None:
+def replay(
+    job_id: Annotated[str, typer.Argument(help="The job's id.")], state: State = DEFAULT_STATE
+) -> None:
     """Train a job again from its stored input, and say whether the same adapter comes out, bit for bit."""
     with _told_in_a_sentence():
         _enter(state)

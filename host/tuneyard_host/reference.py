@@ -25,7 +25,7 @@ def endpoint_table() -> str:
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
                 purpose = (route.endpoint.__doc__ or "").strip().splitlines()[0]
-                lines.append(f"| {'/'.join(sorted(route.methods))} | `{route.path}` | {purpose} |")
+                lines.append(f"| {'/'.join(sorted(route.methods or ()))} | `{route.path}` | {purpose} |")
     return "\n".join([*lines, _END])
 
 
@@ -42,7 +42,9 @@ def write() -> None:
     readme = sources.root() / "README.md"
     pattern = re.compile(f"{_START}.*?{_END}", re.DOTALL)
     readme.write_text(pattern.sub(lambda _: endpoint_table(), readme.read_text()))
-    (sources.root() / "docs" / "openapi.json").write_text(json.dumps(openapi(), indent=1, sort_keys=True) + "\n")
+    (sources.root() / "docs" / "openapi.json").write_text(
+        json.dumps(openapi(), indent=1, sort_keys=True) + "\n"
+    )
 
 
 def _routers() -> list[APIRouter]:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from tuneyard import blobs
 from tuneyard.errors import NotFound
 from tuneyard.records import Job
-
 from tuneyard_host.training.adapters import Learner
 
 _SOONEST, _LATEST, _SHARE = 1.0, 60.0, 20

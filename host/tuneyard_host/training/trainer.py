@@ -14,12 +14,12 @@ from typing import Self
 import torch
 from aws_lambda_powertools import Logger
 from botocore.exceptions import BotoCoreError, ClientError
+
 from tuneyard import leases, queues, workers
 from tuneyard.errors import TrainingError
 from tuneyard.leases import Lost, NotYet
 from tuneyard.records import Job
 from tuneyard.settings import settings
-
 from tuneyard_host import bases
 from tuneyard_host.training import work
 from tuneyard_host.training.work import Stopped, Teller

@@ -14,8 +14,9 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
-import tuneyard
 from pydantic import TypeAdapter, ValidationError
+
+import tuneyard
 from tuneyard import blobs, leases, models, table
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.errors import Invalid, NotFound, TrainingError
@@ -23,7 +24,6 @@ from tuneyard.leases import Lost
 from tuneyard.records import Checkpoint, Job, JobKind, Model
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
-
 from tuneyard_host import bases
 from tuneyard_host.training import adapters, rl, sft
 from tuneyard_host.training.adapters import ADAPTER, CONFIG, OPTIMIZER, Learner

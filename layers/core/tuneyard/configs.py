@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Rate = Annotated[FiniteFloat, Field(ge=0)]
 UNSUPPORTED = {
+    "kl_ref_adapter_path": "kl_ref_adapter_path is not supported; name a checkpoint of the model itself by "
+    "kl_penalty_reference_step or kl_penalty_step_lag.",
     "scale_learning_rate_by_reward_std_dev": "scale_learning_rate_by_reward_std_dev is not supported; leave it out.",
 }
 """Options of ``RLConfig`` that are known and refused, each with the sentence that says so."""

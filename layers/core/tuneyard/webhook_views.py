@@ -133,7 +133,7 @@ def delivery(record: Delivery, of: Webhook | None) -> dict[str, Any]:
         "event": {"id": record.event_id, "type": record.event_type},
         "webhook_id": record.webhook_id,
         "automation_id": record.automation_id,
-        "attempts": record.attempts,
+        "attempt_count": record.attempts,
         "status_code": record.last_status,
         "reason": record.reason,
         "next_attempt_at": iso(record.due_at) if status is DeliveryStatus.PENDING else None,

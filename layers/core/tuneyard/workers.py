@@ -9,11 +9,16 @@ from tuneyard.records import Worker
 
 Kind = Literal["trainer", "sweep", "sender"]
 SEEN_FOR_MS = 120_000
+_AGAIN_AFTER_MS = 15_000
+_written: dict[tuple[str, str], int] = {}
 
 
 def seen(kind: Kind, name: str) -> None:
-    """Write down that a worker is alive now."""
+    """Write down that a worker is alive now, unless this process wrote it down a moment ago."""
     now = clock.now_ms()
+    if now - _written.get((kind, name), 0) < _AGAIN_AFTER_MS:
+        return
+    _written[kind, name] = now
     table.write(table.Put(Worker(kind=kind, name=name, seen_at=now, expires=now // 1000 + 3600)))
 
 
