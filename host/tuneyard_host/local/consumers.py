@@ -1,0 +1,75 @@
+"""What event source mappings are on AWS: threads that hand the messages of a queue to a handler, many at a time.
+
+The emulator has mappings of its own, each call a process of 50 MB that takes seconds to start. Threads cost nothing, so
+here a webhook whose endpoint is slow holds no place that another one needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+
+if TYPE_CHECKING:
+    from mypy_boto3_sqs import SQSClient
+    from mypy_boto3_sqs.type_defs import MessageTypeDef
+
+Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
+logger = logging.getLogger("tuneyard.consumers")
+
+
+class Consumer:
+    """Takes messages from one queue, at most ``most`` in hand, each as a batch of one; failures stay in the queue."""
+
+    def __init__(self, queue_url: str, handler: Handler, *, most: int) -> None:
+        self.queue_url, self.handler, self.most = queue_url, handler, most
+        self._places = threading.Semaphore(most)
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
+        self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=most + 1))
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take nothing more, and wait for what is in hand."""
+        self._stopped.set()
+        self._thread.join()
+        self._pool.shutdown()
+
+    def _receive(self) -> None:
+        while not self._stopped.is_set():
+            self._places.acquire()
+            taken = 0
+            try:
+                for message in self._next():
+                    taken += 1
+                    self._pool.submit(self._work, message)
+            except Exception:
+                logger.exception("queue cannot be read")
+                self._stopped.wait(1)
+            if not taken:
+                self._places.release()
+
+    def _next(self) -> list[MessageTypeDef]:
+        answer = self._client.receive_message(
+            QueueUrl=self.queue_url, MaxNumberOfMessages=1, WaitTimeSeconds=1
+        )
+        return answer.get("Messages", [])
+
+    def _work(self, message: MessageTypeDef) -> None:
+        try:
+            record = {"messageId": message["MessageId"], "body": message["Body"]}
+            if not self.handler({"Records": [record]}, None)["batchItemFailures"]:
+                self._client.delete_message(QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"])
+        except Exception:
+            logger.exception("message failed")
+        finally:
+            self._places.release()
