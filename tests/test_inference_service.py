@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("truncate_prompt_tokens", 5), ("chat_template", "{{ 1 }}"), ("length_penalty", 2), ("web_search_options", {}),
     ("response_format", {"type": "xml"}), ("structured_outputs", {"structural_tag": "{}"}), ("logit_bias", {"x": 1}),
     ("logit_bias", {"99999": 1}), ("stop_token_ids", [99999]), ("allowed_token_ids", []),
-    ("tools", [{"type": "search"}]),
+    ("tools", [{"type": "search"}]), ("cache_salt", "x"), ("priority", 5),
     ("tool_choice", "maybe"), ("prompt_logprobs", 99), ("temperature", -1), ("top_p", 0), ("n", 0), ("n", 500),
 ]  # fmt: skip
 
@@ -321,3 +321,9 @@ def test_template_settings_reach_the_template_and_nothing_else(house: House) -> 
 
     assert (status, error["param"]) == (422, "chat_template_kwargs")
     assert house.ask(chat_template_kwargs={"enable_thinking": False}, max_tokens=1)["choices"]
+
+
+def test_a_call_cannot_be_required_without_tools(house: House) -> None:
+    status, error = house.refused(tool_choice="required")
+
+    assert (status, error["param"]) == (422, "tool_choice")

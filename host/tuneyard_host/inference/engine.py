@@ -96,6 +96,9 @@ class Engine:
 
     def _run(self) -> None:
         """Steps, as long as there is something to do."""
+        torch.set_flush_denormal(
+            True
+        )  # unlikely tokens and far positions are full of them, and they are slow
         while True:
             with self._work:
                 while not (self._closed or self._arrived or self.waiting.count or any(self.running)):

@@ -27,6 +27,7 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "audio": bool,
     "bad_words": bool,
     "best_of": lambda value: value != 1,
+    "cache_salt": bool,
     "chat_template": bool,
     "documents": bool,
     "echo": bool,
@@ -36,14 +37,17 @@ REFUSED: dict[str, Callable[[Any], bool]] = {
     "guided_grammar": lambda _: True,
     "guided_json": lambda _: True,
     "guided_regex": lambda _: True,
+    "kv_transfer_params": bool,
     "length_penalty": lambda value: value != 1,
     "logits_processors": bool,
     "mm_processor_kwargs": bool,
     "modalities": lambda value: value != ["text"],
+    "priority": bool,
     "reasoning_effort": bool,
     "truncate_prompt_tokens": bool,
     "use_beam_search": bool,
     "verbosity": lambda value: value != "medium",
+    "vllm_xargs": bool,
     "web_search_options": lambda _: True,
 }
 """Options of OpenAI and vLLM that the engine does not know, and which values of theirs would ask for something."""
@@ -120,6 +124,8 @@ def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
     for tool in chat.tools:
         if tool.get("type") != "function" or not isinstance((tool.get("function") or {}).get("name"), str):
             raise Invalid("Each of tools must be of type 'function' and have a function.name.", param="tools")
+    if not chat.tools and chat.tool_choice not in (None, "auto", "none"):
+        raise Invalid("tool_choice asks for a call, and there are no tools.", param="tool_choice")
     return chat.tools if chat.tools and chat.tool_choice != "none" else None
 
 

@@ -1,7 +1,7 @@
 """Pretraining of `tuneyard/tiny`: a small Qwen3 taught the answers of the corpus, on a laptop's processor.
 
-Only answers carry loss: prompts are made of random words, and learning to predict those would waste the
-capacity. Each conversation is its own row, so nothing has to hide one from the next.
+Every token carries loss, prompts too: the many targets of a step keep Muon's updates from being noise. Each
+conversation is its own row, so nothing has to hide one from the next.
 """
 
 import logging
@@ -27,8 +27,9 @@ logger = logging.getLogger(__name__)
 BATCH_TOKENS = 2048
 WARMUP_TOKENS = 40_000
 DECAY = 0.6
-MUON_RATE, ADAM_RATE = 0.02, 4e-3
-SAVE_EVERY = 300.0
+PROMPT_WEIGHT = 0.3
+MUON_RATE, ADAM_RATE = 0.01, 3e-3
+SAVE_EVERY = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class Batch:
     """Conversations of about equal length, padded on the right, and where their answers are."""
 
     ids: Tensor  # (B, T)
-    trained: Tensor  # (B, T), true on the tokens to predict
+    trained: Tensor  # (B, T), true on the answers' tokens
+    real: Tensor  # (B, T), false on padding
     tokens: int
 
 
 def untrained(tokenizer: PreTrainedTokenizerFast) -> Any:
-    """The architecture with random weights: 3.3 million parameters."""
+    """The architecture before training: 3.3 million parameters."""
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=256,
@@ -56,7 +58,12 @@ def untrained(tokenizer: PreTrainedTokenizerFast) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Branches that start at zero leave each token's own embedding in the stream, which is what copying needs.
+    for layer in model.model.layers:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    return model
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int) -> Iterator[Batch]:
@@ -96,18 +103,21 @@ def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> Batch:
     length = len(group[-1][0])
     ids = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in group])
     trained = torch.tensor([mask + [0] * (length - len(mask)) for _, mask in group]).bool()
-    return Batch(ids, trained, sum(len(ids) for ids, _ in group))
+    real = torch.arange(length) < torch.tensor([[len(ids)] for ids, _ in group])
+    return Batch(ids, trained, real, int(real.sum()))
 
 
-def answer_loss(model: Any, batch: Batch) -> Tensor:
-    """Mean negative log-likelihood of the answers' tokens.
+def losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The loss to train on, prompts weighing less than answers, and the mean loss of the answers alone.
 
-    Padding sits on the right, where causal attention never looks, so no mask is needed; the vocabulary is
-    only computed where an answer is.
+    Padding sits on the right, where causal attention never looks, so no mask is needed.
     """
     hidden = model.model(batch.ids[:, :-1], use_cache=False).last_hidden_state  # (B, T-1, H)
-    where = batch.trained[:, 1:]
-    return functional.cross_entropy(model.lm_head(hidden[where]), batch.ids[:, 1:][where])
+    real = batch.real[:, 1:]
+    each = functional.cross_entropy(model.lm_head(hidden[real]), batch.ids[:, 1:][real], reduction="none")
+    answer = batch.trained[:, 1:][real].float()
+    weight = answer + PROMPT_WEIGHT * (1 - answer)
+    return (each * weight).sum() / weight.sum(), (each * answer).sum().detach() / answer.sum()
 
 
 class Muon(torch.optim.Optimizer):
@@ -157,25 +167,27 @@ def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoin
     ]
     skip, given = _restore(checkpoint, model, optimizers)
     saved = time.monotonic()
-    losses: list[float] = []
+    seen: list[float] = []
     for step, batch in enumerate(batches(tokenizer, seed=seed, tokens=tokens)):
         if step < skip:
             continue
         for optimizer, full in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
             optimizer.param_groups[0]["lr"] = full * rate(given + batch.tokens / 2, tokens)
-        loss = answer_loss(model, batch)
+        loss, answer_loss = losses(model, batch)
         torch.autograd.backward(loss)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         given += batch.tokens
-        losses.append(loss.item())
+        seen.append(answer_loss.item())
         if time.monotonic() - saved > SAVE_EVERY:
             _save(checkpoint, model, optimizers, step + 1, given)
             saved = time.monotonic()
-        if len(losses) == 50:
-            logger.info("pretraining: %d of %d tokens, loss %.4f", given, tokens, sum(losses) / len(losses))
-            losses.clear()
+        if len(seen) == 50:
+            logger.info(
+                "pretraining: %d of %d tokens, loss of answers %.4f", given, tokens, sum(seen) / len(seen)
+            )
+            seen.clear()
     return model
 
 

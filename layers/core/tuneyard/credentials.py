@@ -67,16 +67,6 @@ def attached(team: str, name: str) -> Secret:
     return row
 
 
-def read(team: str, name: str | None) -> vault.Stored | None:
-    """The value of a secret that a webhook refers to, None for no name; vault.Unreadable when it cannot be had."""
-    if name is None:
-        return None
-    row = table.get(Secret, team, name)
-    if row is None:
-        raise vault.Unreadable(f"there is no secret {name!r}")
-    return vault.read(team, row.id)
-
-
 def _create(caller: Identity, name: str, value: str) -> Secret | None:
     """The new secret, its value stored before its name; None when there was one of that name."""
     now = clock.now_ms()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from typing import NamedTuple
 from urllib.parse import quote
 
 import tuneyard
-from tuneyard import credentials, outbound, payloads, signatures
+from tuneyard import outbound, payloads, signatures, vault
 from tuneyard.records import ArtifactEvent
 from tuneyard.settings import settings
-from tuneyard.vault import Unreadable
 from tuneyard.webhook_records import Answer, Outcome, Webhook
 
 KEPT_BYTES = 4096
@@ -46,7 +46,7 @@ def send(webhook: Webhook, message: Message, *, now: int) -> Answer:
     """
     try:
         known = _credentials(webhook, now)
-    except Unreadable as error:
+    except vault.Unreadable as error:
         told = f"A configured secret could not be read ({error}), so nothing was sent."
         return Answer(outcome=Outcome.CREDENTIALS, error=told)
     secrets = {}
@@ -102,15 +102,12 @@ def _headers(known: Credentials, message: Message, body: bytes, *, now: int) -> 
 
 
 def _credentials(webhook: Webhook, now: int) -> Credentials:
-    token = credentials.read(webhook.team, webhook.access_token)
-    key = credentials.read(webhook.team, webhook.secret)
+    token = vault.read(webhook.team, webhook.access_token_id) if webhook.access_token_id else None
+    key = vault.read(webhook.team, webhook.secret_id) if webhook.secret_id else None
     keys = key.values(now) if key else []
-    if key and webhook.previous_secret and now < (webhook.previous_until or 0):
-        try:
-            older = credentials.read(webhook.team, webhook.previous_secret)
-        except Unreadable:
-            older = None
-        keys += [older.value] if older else []
+    if key and webhook.previous_secret_id and now < (webhook.previous_until or 0):
+        with contextlib.suppress(vault.Unreadable):
+            keys.append(vault.read(webhook.team, webhook.previous_secret_id).value)
     return Credentials(token.value if token else None, keys)
 
 

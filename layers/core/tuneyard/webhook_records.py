@@ -39,8 +39,11 @@ class Webhook(Record):
     name: str
     url: str
     access_token: str | None = None
+    access_token_id: str | None = None
+    """Where the value of the secret of this name lies; the secret cannot be deleted while it is used."""
     secret: str | None = None
-    previous_secret: str | None = None
+    secret_id: str | None = None
+    previous_secret_id: str | None = None
     previous_until: int | None = None
     """Until when the secret that was attached before signs as well."""
     created_at: int

@@ -30,19 +30,7 @@ def create(
 ) -> Webhook:
     """Make a webhook; Invalid when its URL may not be called or a secret is not there."""
     _check(name, url, own_host)
-    now = clock.now_ms()
-    webhook = Webhook(
-        id=ids.new(),
-        team=caller.team,
-        name=name,
-        url=url,
-        access_token=access_token,
-        secret=secret,
-        created_at=now,
-        created_by=caller.user,
-        updated_at=now,
-        enabled_at=now,
-    )
+    webhook = _new(caller.team, name, url, access_token, secret, by=caller.user)
     _write(table.Put(webhook, new=True), caller.team, before=(None, None), after=(access_token, secret))
     return webhook
 
@@ -79,9 +67,13 @@ def update(
     _check(changed.name, changed.url, own_host)
     now = clock.now_ms()
     settled: dict[str, Any] = changes | {"updated_at": now}
+    if "access_token" in changes:
+        settled["access_token_id"] = _id_of(webhook.team, changed.access_token)
+    if "secret" in changes:
+        settled["secret_id"] = _id_of(webhook.team, changed.secret)
     if webhook.secret and changed.secret and changed.secret != webhook.secret:
         until = now + round(overlap_hours * 3_600_000)
-        settled |= {"previous_secret": webhook.secret, "previous_until": until}
+        settled |= {"previous_secret_id": webhook.secret_id, "previous_until": until}
     if changes.get("enabled") is True and not webhook.enabled:
         settled |= _HEALTHY | {"enabled_at": now}
     if changes.get("enabled") is False and webhook.enabled:
@@ -121,29 +113,13 @@ def try_out(
     A payload is filled with the values of an example; without one the body is ``{}``.
     """
     _check_url(url, own_host)
-    for name in (access_token, secret):
-        if name is not None:
-            attached(team, name)
     if payload is not None:
         payloads.check(payload, secret=secret)
-    now = clock.now_ms()
-    webhook = Webhook(
-        id=ids.new(),
-        team=team,
-        name="test",
-        url=url,
-        access_token=access_token,
-        secret=secret,
-        created_at=now,
-        created_by="",
-        updated_at=now,
-        enabled_at=now,
-    )
-    message = posts.Message(
-        f"msg_test_{ids.new()}", 1, example(team, now), "{}" if payload is None else payload, {}
-    )
+    webhook = _new(team, "test", url, access_token, secret, by="")
+    event = example(team, webhook.created_at)
+    message = posts.Message(f"msg_test_{ids.new()}", 1, event, "{}" if payload is None else payload, {})
     try:
-        return posts.send(webhook, message, now=now)
+        return posts.send(webhook, message, now=webhook.created_at)
     except payloads.Unrenderable as error:
         return Answer(outcome=Outcome.BLOCKED, error=str(error))
 
@@ -187,6 +163,28 @@ def disable(webhook: Webhook, reason: str, *, now: int) -> None:
     except table.ConditionFailed:
         return
     publish(told)
+
+
+def _new(team: str, name: str, url: str, token: str | None, secret: str | None, *, by: str) -> Webhook:
+    now = clock.now_ms()
+    return Webhook(
+        id=ids.new(),
+        team=team,
+        name=name,
+        url=url,
+        access_token=token,
+        access_token_id=_id_of(team, token),
+        secret=secret,
+        secret_id=_id_of(team, secret),
+        created_at=now,
+        created_by=by,
+        updated_at=now,
+        enabled_at=now,
+    )
+
+
+def _id_of(team: str, secret: str | None) -> str | None:
+    return None if secret is None else attached(team, secret).id
 
 
 def _check(name: str, url: str, own_host: str) -> None:
