@@ -17,7 +17,7 @@ from standardwebhooks import Webhook as Verifier
 
 from tuneyard import clock, deliveries, ids, matcher, sender, table
 from tuneyard.settings import settings
-from tuneyard.webhook_records import Automation, DeliveryStatus, Webhook
+from tuneyard.webhook_records import Automation, DeliveryStatus, Slot, Waiting, Webhook
 from webhook_fixtures import Office, Receiver, answer, configured, drip, office, raw, receiver, reset  # noqa: F401
 
 
@@ -453,30 +453,28 @@ def test_no_more_than_ten_are_in_flight_and_the_rest_follow_at_once(
         office.alias(version, f"a{number}")
     for message in office.messages(settings().event_queue_url):
         _match(message)
-    hook = table.get(Webhook, webhook)
-    assert hook is not None
     monkeypatch.setattr(settings(), "webhook_in_flight", 1)
-    slot = sender._take_slot(hook, office.now)
-    assert slot is not None and sender._take_slot(hook, office.now) is None
+    taken = Slot(webhook_id=webhook, number=0, until=office.now + 30_000, expires=0)
+    table.write(table.Put(taken))
 
     office.run()
     assert receiver.received == []
-    rows = [office.row(row["id"]) for row in office.history(automation)]
-    sender._work(rows[0], hook, slot, sender._Clock(office.now))
+    assert len(table.children(Waiting, webhook, limit=10)) == 4
+    table.write(table.Delete(Slot, (webhook, 0)))
+    row = office.row(office.history(automation)[0]["id"])
+    sender.send(row.id, row.rev, now=office.now)
 
     assert len(receiver.received) == 4
     assert {row["status"] for row in office.history(automation)} == {"succeeded"}
-    assert table.children(sender.Waiting, webhook, limit=10) == []
+    assert table.children(Waiting, webhook, limit=10) == table.children(Slot, webhook, limit=10) == []
 
 
 def test_a_webhook_that_holds_all_its_places_delays_nobody_else(office: Office, receiver: Receiver):
     slow, fast = office.webhook(receiver.url("/slow")), office.webhook(receiver.url("/fast"))
     office.automation(slow)
     office.automation(fast)
-    hook = table.get(Webhook, slow)
-    assert hook is not None
-    for _ in range(settings().webhook_in_flight):
-        assert sender._take_slot(hook, office.now) is not None
+    for number in range(settings().webhook_in_flight):
+        table.write(table.Put(Slot(webhook_id=slow, number=number, until=office.now + 30_000, expires=0)))
 
     office.alias(office.version(), "x")
     office.run()

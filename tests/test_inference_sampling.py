@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference_fixtures import House, base_folder, bucket, house  # noqa: F401
-from tuneyard_host.inference.sampling import KNOBS, draw, key
+from tuneyard_host.inference.sampling import KNOBS, Sampling, draw, key
 
 LONG = {"max_tokens": 32, "ignore_eos": True, "return_token_ids": True, "logprobs": True}
 
@@ -47,11 +47,11 @@ def test_choices_of_one_seed_differ_from_each_other_and_are_repeatable(house: Ho
 
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -20.0]).repeat(40_000, 1)
-    knobs = np.zeros(len(logits), KNOBS)
-    knobs["temperature"], knobs["top_p"], knobs["top_k"] = 0.7, 1, -1
-    knobs["key"] = [key(1, choice) for choice in range(len(logits))]
+    samplings = [Sampling(most=1, temperature=0.7, key=key(1, choice)) for choice in range(len(logits))]
 
-    drawn = draw(logits, knobs).bincount(minlength=5) / len(logits)
+    drawn = draw(logits, np.array([sampling.knobs() for sampling in samplings], KNOBS)).bincount(
+        minlength=5
+    ) / len(logits)
 
     assert torch.allclose(drawn, (logits[0] / 0.7).softmax(-1), atol=0.01)
 
@@ -69,13 +69,11 @@ def test_draws_follow_the_distribution() -> None:
 )
 def test_unlikely_tokens_are_cut_off(options: dict[str, Any], kept: set[int]) -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).repeat(4000, 1)  # 0.64, 0.24, 0.09, 0.03
-    knobs = np.zeros(len(logits), KNOBS)
-    knobs["temperature"], knobs["top_p"], knobs["top_k"] = 1, 1, -1
-    knobs["key"] = [key(2, choice) for choice in range(len(logits))]
-    for name, value in options.items():
-        knobs[name] = value
+    samplings = [Sampling(most=1, key=key(2, choice), **options) for choice in range(len(logits))]
 
-    assert set(draw(logits, knobs).tolist()) == kept
+    drawn = draw(logits, np.array([sampling.knobs() for sampling in samplings], KNOBS))
+
+    assert set(drawn.tolist()) == kept
 
 
 def test_recorded_log_probabilities_do_not_depend_on_temperature_or_top_p(house: House) -> None:

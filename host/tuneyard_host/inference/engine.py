@@ -7,6 +7,7 @@ a chunk), draws one token for every sequence, and tells the coroutines that wait
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -255,19 +256,18 @@ class Engine:
                 shaped[i] = sequence.shape(logits[i])
         picks = draw(shaped, self.rows.knobs[index])
         tokens = picks.tolist()
-        own = logits.gather(1, picks[:, None])[:, 0]
-        finite = own.isfinite().tolist()
+        own: list[float] = logits.gather(1, picks[:, None])[:, 0].tolist()
         self.rows.last[index] = tokens
         self.rows.knobs["drawn"][index] += np.uint64(1)
         logprobs = [0.0] * len(sequences)
         most = max((s.sampling.logprobs for s in sequences if s.sampling.logprobs is not None), default=None)
         best: list[Alternatives] | None = None
         if most is not None:
-            norm = logits.logsumexp(-1)
-            logprobs = (own - norm).tolist()
-            best = _alternatives(logits - norm[:, None], most) if most else None
+            norms = logits.logsumexp(-1)
+            logprobs = [a - b for a, b in zip(own, norms.tolist(), strict=True)]
+            best = _alternatives(logits - norms[:, None], most) if most else None
         for i, sequence in enumerate(sequences):
-            if not finite[i]:
+            if not math.isfinite(own[i]):
                 sequence.error = Invalid(
                     "This checkpoint computes numbers that are not finite.", param="model"
                 )

@@ -16,9 +16,12 @@ from torch import Tensor
 from .grammars import Grammar
 
 KNOBS = np.dtype(
-    [("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"), ("key", "u8"), ("drawn", "u8")]
-)
-"""One row's settings; ``drawn`` counts the tokens it has."""
+    [
+        ("greedy", "?"), ("cut", "?"), ("temperature", "f4"), ("top_p", "f4"), ("top_k", "i4"), ("min_p", "f4"),
+        ("key", "u8"), ("drawn", "u8"),
+    ]
+)  # fmt: skip
+"""One row's settings; ``cut`` where unlikely tokens are left out, ``drawn`` the number of tokens it has."""
 
 CUTS = ("top_k", "top_p", "min_p")
 
@@ -53,8 +56,11 @@ class Sampling:
         """Whether this token ends the turn when it is the ``count``-th."""
         return token in self.ends and count > self.least
 
-    def knobs(self) -> tuple[float, float, int, float, int, int]:
-        return (self.temperature, self.top_p, self.top_k, self.min_p, self.key, 0)
+    def knobs(self) -> tuple[bool, bool, float, float, int, float, int, int]:
+        """Its row of KNOBS."""
+        greedy = self.temperature == 0
+        cut = not greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return (greedy, cut, self.temperature or 1, self.top_p, self.top_k, self.min_p, self.key, 0)
 
     @property
     def shaped(self) -> bool:
@@ -88,24 +94,23 @@ def uniform(keys: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 def draw(logits: Tensor, knobs: np.ndarray) -> Tensor:
     """One token (B,) for each row of logits (B, V): the inverse of the distribution's cumulative sum."""
-    greedy = knobs["temperature"] == 0
+    greedy = knobs["greedy"]
     if greedy.all():
         return _argmax(logits)
-    temperature = np.where(greedy, np.float32(1), knobs["temperature"])
+    temperature, device = knobs["temperature"], logits.device
     cooled = logits
     if (temperature != 1).any():
-        cooled = logits / torch.from_numpy(temperature).to(logits.device)[:, None]
+        cooled = logits / torch.from_numpy(temperature.copy()).to(device)[:, None]
     probs = cooled.softmax(-1)
-    cut = ~greedy & ((knobs["top_p"] < 1) | (knobs["top_k"] > 0) | (knobs["min_p"] > 0))
-    if cut.any():
-        rows = torch.from_numpy(np.flatnonzero(cut)).to(logits.device)
-        probs[rows] = _nucleus(probs[rows], knobs[cut])
-    sums = probs.cumsum(-1, dtype=torch.float64)
-    share = torch.from_numpy(uniform(knobs["key"], knobs["drawn"])).to(logits.device) * (1 - 1e-12)
-    picks = torch.searchsorted(sums, (share * sums[:, -1])[:, None], right=True)[:, 0]
+    if knobs["cut"].any():
+        rows = torch.from_numpy(np.flatnonzero(knobs["cut"])).to(device)
+        probs[rows] = _nucleus(probs[rows], knobs[knobs["cut"]])
+    sums = probs.cumsum(-1)
+    share = torch.from_numpy(uniform(knobs["key"], knobs["drawn"])).to(device, torch.float32)[:, None]
+    picks = torch.searchsorted(sums, share * (1 - 1e-6) * sums[:, -1:], right=True)[:, 0]
     picks = picks.clamp_(max=logits.shape[-1] - 1)  # past the end where a row is not finite
     if greedy.any():
-        picks = torch.where(torch.from_numpy(greedy).to(logits.device), _argmax(logits), picks)
+        picks = torch.where(torch.from_numpy(greedy.copy()).to(device), _argmax(logits), picks)
     return picks
 
 

@@ -47,20 +47,22 @@ class Consumer:
     def _receive(self) -> None:
         while not self._stopped.is_set():
             self._places.acquire()
-            taken = 0
+            places = 1
+            while places < 10 and self._places.acquire(blocking=False):
+                places += 1
             try:
-                for message in self._next():
-                    taken += 1
+                for message in self._next(places):
                     self._pool.submit(self._work, message)
+                    places -= 1
             except Exception:
                 logger.exception("queue cannot be read")
                 self._stopped.wait(1)
-            if not taken:
+            for _ in range(places):
                 self._places.release()
 
-    def _next(self) -> list[MessageTypeDef]:
+    def _next(self, most: int) -> list[MessageTypeDef]:
         answer = self._client.receive_message(
-            QueueUrl=self.queue_url, MaxNumberOfMessages=1, WaitTimeSeconds=1
+            QueueUrl=self.queue_url, MaxNumberOfMessages=most, WaitTimeSeconds=1
         )
         return answer.get("Messages", [])
 

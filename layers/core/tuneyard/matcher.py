@@ -30,19 +30,20 @@ def match(event_id: str, *, now: int, scope: str | None = None, after: table.Pla
     if len(found) > PAGE:
         last = found[PAGE - 1]
         queues.send_page(event.id, scope=scope, after=(last.created_at, last.id))
+    listening = [automation for automation in found[:PAGE] if matching.listens(automation, event)]
+    paces = table.get_many(*((Pace, (automation.id,)) for automation in listening))
     rings = []
-    for automation in found[:PAGE]:
-        if matching.listens(automation, event):
-            made = _fire(automation, event, now)
-            if made is not None:
-                rings.append(queues.Ring(made.id, made.rev))
-            if len(rings) == 10:
-                queues.ring(*rings)
-                rings = []
+    for automation, pace in zip(listening, paces, strict=True):
+        made = _fire(automation, event, pace if isinstance(pace, Pace) else None, now)
+        if made is not None:
+            rings.append(queues.Ring(made.id, made.rev))
+        if len(rings) == 10:
+            queues.ring(*rings)
+            rings = []
     queues.ring(*rings)
 
 
-def _fire(automation: Automation, event: ArtifactEvent, now: int) -> Delivery | None:
+def _fire(automation: Automation, event: ArtifactEvent, pace: Pace | None, now: int) -> Delivery | None:
     """Write the delivery of an automation that listens; None when it was there already, or must not be sent."""
     values: dict[str, str] = {}
     if event.type is EventType.RUN_METRIC:
@@ -66,16 +67,17 @@ def _fire(automation: Automation, event: ArtifactEvent, now: int) -> Delivery | 
     )
     once = _once_a_day(automation, event, now)
     while True:
-        pace = _paced(automation, now)
-        if pace is None:
+        paced = _paced(automation, pace, now)
+        if paced is None:
             _skip(delivery, once, now)
             return None
         try:
-            table.transact(table.Put(delivery, new=True), *once, pace)
+            table.transact(table.Put(delivery, new=True), *once, paced)
             return delivery
         except table.ConditionFailed as error:
             if 0 in error.failed or (once and 1 in error.failed):
                 return None
+            pace = table.get(Pace, automation.id)
 
 
 def _skip(delivery: Delivery, once: list[table.Write], now: int) -> None:
@@ -92,10 +94,9 @@ def _skip(delivery: Delivery, once: list[table.Write], now: int) -> None:
         return
 
 
-def _paced(automation: Automation, now: int) -> table.Put | table.Update | None:
+def _paced(automation: Automation, pace: Pace | None, now: int) -> table.Put | table.Update | None:
     """The write that counts one more firing in this minute, or None when the automation had its share."""
     minute = now // 60_000
-    pace = table.get(Pace, automation.id)
     if pace is None or pace.minute != minute:
         first = Pace(automation_id=automation.id, minute=minute, fired=1)
         return table.Put(first, new=True, when=Attr("minute").ne(minute))

@@ -1,16 +1,17 @@
 """From a delivery to a POST: claimed under a lease, sent, and its result written, once for each attempt.
 
 An endpoint's failure is a result and never an exception here, so what is left for the queue's own retries and dead
-letters is our bugs alone.
+letters is our bugs alone. A place in flight of the webhook is taken together with the claim and given back together
+with the result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
-import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from boto3.dynamodb.conditions import Attr
 
@@ -34,81 +35,139 @@ _BUDGET_SECONDS = 25.0
 """How long one call goes on to take deliveries that wait for the same webhook."""
 
 
+class Ready(NamedTuple):
+    """A delivery that may be sent now, with what it takes."""
+
+    delivery: Delivery
+    webhook: Webhook
+    event: ArtifactEvent
+
+
+class Claimed(NamedTuple):
+    """A delivery that is ours until its lease ends, in a place in flight."""
+
+    delivery: Delivery
+    webhook: Webhook
+    event: ArtifactEvent
+    slot: int
+
+
 def send(delivery_id: str, rev: int, *, now: int) -> None:
-    """Send a delivery that is due, then those that wait for its webhook, as far as there is time for them.
+    """Send a delivery that is due, then those that wait in line for its webhook, as far as there is time for them.
 
     A message that is stale, early or repeated does nothing.
     """
     clock = _Clock(now)
-    delivery = _current(delivery_id, rev, clock.now())
+    delivery = _current(table.get(Delivery, delivery_id), rev, clock.now())
+    while delivery is not None:
+        ready = _ready(delivery, clock.now())
+        if ready is not None:
+            claimed = _claim(ready, clock.now())
+            if claimed is None:
+                return
+            _attempt(claimed, clock)
+        delivery = _next_in_line(delivery.webhook_id, clock)
+
+
+def _current(delivery: Delivery | None, rev: int, now: int) -> Delivery | None:
+    """The delivery that a message rings for, if it is due and nobody has changed it since."""
     if delivery is None:
-        return
-    webhook = _ready(delivery, clock.now())
-    if webhook is None:
-        return
-    slot = _take_slot(webhook, clock.now())
-    if slot is None:
-        _wait_for_slot(delivery, clock.now())
-        slot = _take_slot(webhook, clock.now())
-        if slot is None:
-            return
-    _work(delivery, webhook, slot, clock)
+        return None
+    if delivery.status is DeliveryStatus.ATTEMPTING and (delivery.lease_until or 0) < now:
+        return deliveries.take_back(delivery, now)
+    if delivery.rev != rev or delivery.status is not DeliveryStatus.PENDING:
+        return None
+    if delivery.due_at > now + 1000:
+        queues.ring(queues.Ring(delivery.id, delivery.rev, -(-(delivery.due_at - now) // 1000)))
+        return None
+    return delivery
 
 
-def _work(first: Delivery, webhook: Webhook, slot: Slot, clock: _Clock) -> None:
-    """Send one delivery after the other in one place in flight, until none waits or the time is over."""
-    delivery: Delivery | None = first
-    while True:
-        if delivery is not None:
-            _attempt(delivery, webhook, clock)
-        waiting = table.children(Waiting, webhook.id, limit=1)
-        if not waiting or clock.elapsed() > _BUDGET_SECONDS:
-            _give_back(slot)
-            waiting = table.children(Waiting, webhook.id, limit=1)
-            if waiting:
-                _ring_for(waiting[0])
-            return
-        delivery, ready = _next(waiting[0], clock.now())
-        webhook = ready or webhook
-        _keep_slot(slot, clock.now())
+def _ready(delivery: Delivery, now: int) -> Ready | None:
+    """The delivery with what it takes to send it now; otherwise it is held, put off, or at its end."""
+    webhook, automation, event = table.get_many(
+        (Webhook, (delivery.webhook_id,)),
+        (Automation, (delivery.automation_id,)),
+        (ArtifactEvent, (delivery.event_id,)),
+    )
+    if not isinstance(webhook, Webhook):
+        _finish(delivery, DeliveryStatus.CANCELLED, "The webhook was deleted.", now)
+    elif automation is None:
+        _finish(delivery, DeliveryStatus.CANCELLED, "The automation was deleted.", now)
+    elif not isinstance(event, ArtifactEvent):
+        _finish(delivery, DeliveryStatus.REJECTED, "The event is older than 30 days and was deleted.", now)
+    elif not webhook.enabled:
+        deliveries.move(delivery, status=DeliveryStatus.HELD, reason="The webhook is disabled.")
+    elif (webhook.paused_until or 0) > now:
+        wait = (webhook.paused_until or 0) - now + round(random.random() * 5000)
+        deliveries.make_due(delivery, now=now, wait_ms=wait)
+    else:
+        return Ready(delivery, webhook, event)
+    return None
 
 
-def _next(waiting: Waiting, now: int) -> tuple[Delivery | None, Webhook | None]:
-    """The delivery that waits the longest, taken out of the line, if it is still to be sent."""
-    table.write(table.Delete(Waiting, (waiting.webhook_id, waiting.due_at, waiting.delivery_id)))
-    delivery = table.get(Delivery, waiting.delivery_id)
-    if delivery is None or delivery.status is not DeliveryStatus.PENDING or delivery.due_at > now:
-        return None, None
-    webhook = _ready(delivery, now)
-    return (delivery, webhook) if webhook else (None, None)
-
-
-def _attempt(delivery: Delivery, webhook: Webhook, clock: _Clock) -> None:
-    """Claim, send, and write down what came of it; the claim is what keeps everybody else away."""
-    now = clock.now()
-    mine = deliveries.move(
-        delivery,
+def _claim(ready: Ready, now: int) -> Claimed | None:
+    """Take a delivery and a place in flight at once; None when others have it, or it must wait in line for a place."""
+    mine, claim = deliveries.moved(
+        ready.delivery,
         status=DeliveryStatus.ATTEMPTING,
-        attempts=delivery.attempts + 1,
+        attempts=ready.delivery.attempts + 1,
         claimed_at=now,
         lease_until=now + LEASE_MS,
     )
-    if mine is None:
-        return
-    event = table.get(ArtifactEvent, mine.event_id)
-    if event is None:
-        _finish(mine, DeliveryStatus.REJECTED, "The event is older than 30 days and was deleted.", now)
-        return
-    message = posts.Message(mine.id, mine.attempts, event, mine.template, mine.values)
+    for number in _places(ready.delivery, now):
+        until = now + LEASE_MS
+        slot = Slot(webhook_id=mine.webhook_id, number=number, until=until, expires=until // 1000 + 3600)
+        try:
+            table.transact(claim, table.Put(slot, new=True, when=Attr("until").lte(now)))
+        except table.ConditionFailed as error:
+            if 0 in error.failed:
+                return None
+            continue
+        return Claimed(mine, ready.webhook, ready.event, number)
+    return None
+
+
+def _places(delivery: Delivery, now: int) -> Iterator[int]:
+    """Places in flight to try: any one, then those that are free; then, standing in line, those that are free by now.
+
+    Whoever gives a place back looks at the line afterwards, and who stands in line looks for a place: one will see.
+    """
+    yield random.randrange(settings().webhook_in_flight)
+    yield from _free_places(delivery.webhook_id, now)
+    table.write(
+        table.Put(
+            Waiting(
+                webhook_id=delivery.webhook_id,
+                due_at=delivery.due_at,
+                delivery_id=delivery.id,
+                expires=now // 1000 + 24 * 3600,
+            )
+        )
+    )
+    yield from _free_places(delivery.webhook_id, now)
+
+
+def _free_places(webhook_id: str, now: int) -> list[int]:
+    most = settings().webhook_in_flight
+    taken = {slot.number for slot in table.children(Slot, webhook_id, limit=most) if slot.until > now}
+    return [number for number in range(most) if number not in taken]
+
+
+def _attempt(claimed: Claimed, clock: _Clock) -> None:
+    """Send, and write down what came of it."""
+    delivery = claimed.delivery
+    message = posts.Message(delivery.id, delivery.attempts, claimed.event, delivery.template, delivery.values)
     try:
-        answer = posts.send(webhook, message, now=now)
+        answer = posts.send(claimed.webhook, message, now=clock.now())
     except payloads.Unrenderable as error:
-        _finish(mine, DeliveryStatus.REJECTED, str(error), now)
+        _finish(delivery, DeliveryStatus.REJECTED, str(error), clock.now(), _give_back(claimed))
         return
-    _record(mine, webhook, answer, now=clock.now())
+    _record(claimed, answer, now=clock.now())
 
 
-def _record(delivery: Delivery, webhook: Webhook, answer: Answer, *, now: int) -> None:
+def _record(claimed: Claimed, answer: Answer, *, now: int) -> None:
+    delivery, webhook = claimed.delivery, claimed.webhook
     verdict = retries.judge(
         answer,
         failures=delivery.failures,
@@ -117,14 +176,14 @@ def _record(delivery: Delivery, webhook: Webhook, answer: Answer, *, now: int) -
         chance=random.random(),
     )
     again = verdict.status is DeliveryStatus.PENDING
-    failed = answer.outcome is not Outcome.SUCCEEDED
     ringable = verdict.wait_ms <= queues.LONGEST_DELAY * 1000
     after = deliveries.move(
         delivery,
         table.Put(_attempt_of(delivery, webhook, answer)),
+        _give_back(claimed),
         status=verdict.status,
         reason=verdict.reason,
-        failures=delivery.failures + failed,
+        failures=delivery.failures + (answer.outcome is not Outcome.SUCCEEDED),
         last_status=answer.status_code,
         due_at=now + verdict.wait_ms if again else delivery.due_at,
         rung=ringable,
@@ -135,6 +194,25 @@ def _record(delivery: Delivery, webhook: Webhook, answer: Answer, *, now: int) -
     _note_health(webhook, answer, verdict, now)
     if after is not None and again and ringable:
         queues.ring(queues.Ring(after.id, after.rev, -(-verdict.wait_ms // 1000)))
+
+
+def _give_back(claimed: Claimed) -> table.Delete:
+    """The write that frees the place in flight, for the transaction that ends the attempt."""
+    return table.Delete(Slot, (claimed.webhook.id, claimed.slot))
+
+
+def _next_in_line(webhook_id: str, clock: _Clock) -> Delivery | None:
+    """The delivery that waits the longest for a place of a webhook; when our time is over, another sender is rung."""
+    while waiting := next(iter(table.children(Waiting, webhook_id, limit=1)), None):
+        table.write(table.Delete(Waiting, (webhook_id, waiting.due_at, waiting.delivery_id)))
+        delivery = table.get(Delivery, waiting.delivery_id)
+        if delivery is None or delivery.status is not DeliveryStatus.PENDING or delivery.due_at > clock.now():
+            continue
+        if clock.elapsed() < _BUDGET_SECONDS:
+            return delivery
+        queues.ring(queues.Ring(delivery.id, delivery.rev))
+        return None
+    return None
 
 
 def _attempt_of(delivery: Delivery, webhook: Webhook, answer: Answer) -> Attempt:
@@ -187,97 +265,10 @@ def _update(webhook: Webhook, *, set: Mapping[str, int | None], add: dict[str, i
         table.write(table.Update(Webhook, (webhook.id,), set=dict(set), add=add or {}, when=same))
 
 
-def _current(delivery_id: str, rev: int, now: int) -> Delivery | None:
-    """The delivery that a message rings for, if it is due and nobody has changed it since."""
-    delivery = table.get(Delivery, delivery_id)
-    if delivery is None:
-        return None
-    if delivery.status is DeliveryStatus.ATTEMPTING and (delivery.lease_until or 0) < now:
-        return deliveries.take_back(delivery, now)
-    if delivery.rev != rev or delivery.status is not DeliveryStatus.PENDING:
-        return None
-    if delivery.due_at > now + 1000:
-        queues.ring(queues.Ring(delivery.id, delivery.rev, -(-(delivery.due_at - now) // 1000)))
-        return None
-    return delivery
-
-
-def _ready(delivery: Delivery, now: int) -> Webhook | None:
-    """The webhook when it takes deliveries now; otherwise the delivery is held, put off or cancelled."""
-    webhook = table.get(Webhook, delivery.webhook_id)
-    if webhook is None:
-        _finish(delivery, DeliveryStatus.CANCELLED, "The webhook was deleted.", now)
-    elif table.get(Automation, delivery.automation_id) is None:
-        _finish(delivery, DeliveryStatus.CANCELLED, "The automation was deleted.", now)
-    elif not webhook.enabled:
-        deliveries.move(delivery, status=DeliveryStatus.HELD, reason="The webhook is disabled.")
-    elif (webhook.paused_until or 0) > now:
-        wait = (webhook.paused_until or 0) - now + round(random.random() * 5000)
-        deliveries.make_due(delivery, now=now, wait_ms=wait)
-    else:
-        return webhook
-    return None
-
-
-def _finish(delivery: Delivery, status: DeliveryStatus, reason: str, now: int) -> None:
+def _finish(delivery: Delivery, status: DeliveryStatus, reason: str, now: int, *more: table.Write) -> None:
     deliveries.move(
-        delivery, status=status, reason=reason, finished_at=now, lease_until=None, claimed_at=None
+        delivery, *more, status=status, reason=reason, finished_at=now, lease_until=None, claimed_at=None
     )
-
-
-def _take_slot(webhook: Webhook, now: int) -> Slot | None:
-    """A place in flight of the webhook, or None when all are taken."""
-    most = settings().webhook_in_flight
-    taken = {slot.number for slot in table.children(Slot, webhook.id, limit=most) if slot.until > now}
-    free = [number for number in range(most) if number not in taken]
-    random.shuffle(free)
-    for number in free:
-        slot = _slot(webhook.id, number, secrets.token_hex(8), now)
-        try:
-            table.write(table.Put(slot, new=True, when=Attr("until").lte(now)))
-        except table.ConditionFailed:
-            continue
-        return slot
-    return None
-
-
-def _keep_slot(slot: Slot, now: int) -> None:
-    kept = _slot(slot.webhook_id, slot.number, slot.holder, now)
-    with contextlib.suppress(table.ConditionFailed):
-        table.write(table.Put(kept, when=Attr("holder").eq(slot.holder)))
-
-
-def _give_back(slot: Slot) -> None:
-    with contextlib.suppress(table.ConditionFailed):
-        table.write(table.Delete(Slot, (slot.webhook_id, slot.number), when=Attr("holder").eq(slot.holder)))
-
-
-def _slot(webhook_id: str, number: int, holder: str, now: int) -> Slot:
-    until = now + LEASE_MS
-    return Slot(
-        webhook_id=webhook_id, number=number, holder=holder, until=until, expires=until // 1000 + 3600
-    )
-
-
-def _wait_for_slot(delivery: Delivery, now: int) -> None:
-    """Stand in line. Whoever gives a place back looks at the line afterwards, and we look for a place: one will see."""
-    table.write(
-        table.Put(
-            Waiting(
-                webhook_id=delivery.webhook_id,
-                due_at=delivery.due_at,
-                delivery_id=delivery.id,
-                expires=now // 1000 + 24 * 3600,
-            )
-        )
-    )
-
-
-def _ring_for(waiting: Waiting) -> None:
-    delivery = table.get(Delivery, waiting.delivery_id)
-    table.write(table.Delete(Waiting, (waiting.webhook_id, waiting.due_at, waiting.delivery_id)))
-    if delivery is not None and delivery.status is DeliveryStatus.PENDING:
-        queues.ring(queues.Ring(delivery.id, delivery.rev))
 
 
 class _Clock:

@@ -70,7 +70,6 @@ class Slot(Record):
 
     webhook_id: str
     number: int
-    holder: str
     until: int
     expires: int
 
