@@ -39,9 +39,7 @@ lock: .venv/uv ## Resolve pyproject.toml anew into requirements/ and the layer's
 
 build: .venv/uv ## What `sam deploy` deploys; RUNTIME=python3.12 where that is the Python that you have.
 	test -x .venv-sam/bin/sam || ($(PYTHON) -m venv .venv-sam && $(BIN)/uv pip install -q -p .venv-sam aws-sam-cli)
-	sed 's/BuildMethod: python.*/BuildMethod: $(RUNTIME)/' template.yaml > .template.yaml
-	PATH="$(CURDIR)/.venv-sam/bin:$$PATH" sam build -t .template.yaml --parameter-overrides PythonRuntime=$(RUNTIME)
-	rm .template.yaml
+	PATH="$(CURDIR)/.venv-sam/bin:$$PATH" sam build --parameter-overrides PythonRuntime=$(RUNTIME)
 
 clean: ## Remove what the other targets made, but for the state in .tuneyard.
 	rm -rf .venv .venv-sam .aws-sam demo-out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
