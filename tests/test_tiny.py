@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuneyard_host.tiny import corpus, evaluate, phrases, sums, tools
@@ -15,6 +15,7 @@ from tuneyard_host.tiny.corpus import Conversation
 
 FOLDER = Path(evaluate.__file__).parent / "model"
 WEATHER = evaluate.KNOWN_TOOLS[0]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
 EVERY_ROLE: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Weather in "}, {"type": "text", "text": "Oslo?"}]},
@@ -64,10 +65,9 @@ def test_the_shipped_template_is_the_one_in_the_source():
     assert (FOLDER / "chat_template.jinja").read_text() == (FOLDER.parent / "template.jinja").read_text()
 
 
-@given(st.text())
-def test_any_text_survives_the_tokenizer(text: str):
-    tokenizer = evaluate.load(FOLDER)
-
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text())
+def test_any_text_survives_the_tokenizer(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
@@ -86,7 +86,7 @@ def test_every_role_is_in_the_prompt(tokenizer):
         "<|im_start|>system\nBe brief.\n\n# Tools\n",
         json.dumps(WEATHER),
         "<|im_start|>user\nWeather in Oslo?<|im_end|>\n",
-        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>',
+        f"<|im_start|>assistant\n{CALL}\n",
         '<|im_start|>tool\n{"sky": "grey"}<|im_end|>\n<|im_start|>tool\ncalm<|im_end|>\n',
         "<|im_start|>system\nShout.<|im_end|>\n",
     ):
@@ -100,10 +100,7 @@ def test_the_mask_covers_every_answer_and_the_end_of_its_turn(tokenizer):
 
     trained = [i for i, on in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if on]
 
-    assert tokenizer.decode(trained) == (
-        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
-        "The sky is grey.<|im_end|>GREY<|im_end|>"
-    )
+    assert tokenizer.decode(trained) == (CALL + "The sky is grey.<|im_end|>GREY<|im_end|>")
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Oslo"}', {"city": "Oslo"}])
@@ -114,9 +111,7 @@ def test_a_tool_call_is_written_the_same_however_it_is_given(tokenizer, argument
 
     text = tokenizer.apply_chat_template([message], tokenize=False)
 
-    assert text == (
-        '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n'
-    )
+    assert text == f"<|im_start|>assistant\n{CALL}\n"
 
 
 def test_tool_tags_survive_decoding_and_turn_marks_do_not(tokenizer):
