@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,8 +16,9 @@ ASK = [{"role": "user", "content": "Answer yes, no or maybe."}]
 
 
 @pytest.fixture(scope="module")
-def client(stack: Any) -> openai.OpenAI:
-    return openai.OpenAI(api_key=stack.api_key, base_url=stack.inference_url, max_retries=0)
+def client(stack: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(api_key=stack.api_key, base_url=stack.inference_url, max_retries=0) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +92,9 @@ def test_it_gets_its_own_exception_types(
 
 
 def test_a_wrong_key_is_an_authentication_error(stack: Any):
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(api_key="nope", base_url=stack.inference_url).models.list()
+    stranger = openai.OpenAI(api_key="nope", base_url=stack.inference_url)
+    with stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
 
 
 def test_a_client_that_leaves_in_mid_stream_harms_nobody(client: openai.OpenAI):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ ASK = [{"role": "user", "content": "Answer yes, no or maybe."}]
 
 
 @pytest.fixture(scope="module")
-def http(stack: Any) -> httpx.Client:
-    return httpx.Client(
-        base_url=stack.base_url, headers={"Authorization": f"Bearer {stack.api_key}"}, timeout=60
-    )
+def http(stack: Any) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {stack.api_key}"}
+    with httpx.Client(base_url=stack.base_url, headers=headers, timeout=60) as client:
+        yield client
 
 
 def test_peft_loads_a_checkpoint_and_gives_the_services_log_probabilities(http: httpx.Client, tmp_path: Path):
