@@ -28,6 +28,11 @@ ROOT = Path(__file__).parent.parent
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that import ART last: it patches transformers for the whole process."""
+    items.sort(key=lambda item: item.get_closest_marker("judges") is not None)
+
+
 @pytest.fixture(scope="session")
 def template() -> dict[str, Any]:
     """template.yaml, parsed."""
