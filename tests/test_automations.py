@@ -9,8 +9,10 @@ import pytest
 from fastapi.testclient import TestClient
 from standardwebhooks import Webhook as Verifier
 
+from conftest import ROOT
 from tuneyard.records import EventType
 from tuneyard.settings import settings
+from tuneyard_host import catalogue
 from webhook_fixtures import Office, Receiver, answer, configured, drip, office, receiver, reset  # noqa: F401
 
 PROJECT = {"type": "project", "entity": "acme", "project": "p"}
@@ -358,3 +360,7 @@ def test_every_event_that_automations_know_is_routed_to_the_match_queue(template
 
     assert set(pattern["detail-type"]) == {event.value for event in automations.EVENTS}
     assert set(automations.EVENTS) == set(EventType) - {EventType.WEBHOOK_DISABLED, EventType.WEBHOOK_TEST}
+
+
+def test_the_event_catalogue_of_the_guide_is_that_of_the_code():
+    assert catalogue.markdown() in (ROOT / "docs" / "webhooks.md").read_text()

@@ -11,13 +11,23 @@ import json
 import time
 from typing import Any
 
+import botocore.client
 import pytest
 from fastapi.testclient import TestClient
 from standardwebhooks import Webhook as Verifier
 
-from tuneyard import clock, deliveries, ids, matcher, sender, table
+from tuneyard import clock, deliveries, ids, matcher, retries, sender, table
+from tuneyard.queues import Ring
 from tuneyard.settings import settings
-from tuneyard.webhook_records import Automation, DeliveryStatus, Slot, Waiting, Webhook
+from tuneyard.webhook_records import (
+    Answer,
+    Automation,
+    DeliveryStatus,
+    Outcome,
+    Slot,
+    Waiting,
+    Webhook,
+)
 from webhook_fixtures import Office, Receiver, answer, configured, drip, office, raw, receiver, reset  # noqa: F401
 
 
@@ -462,7 +472,7 @@ def test_no_more_than_ten_are_in_flight_and_the_rest_follow_at_once(
     assert len(table.children(Waiting, webhook, limit=10)) == 4
     table.write(table.Delete(Slot, (webhook, 0)))
     row = office.row(office.history(automation)[0]["id"])
-    sender.send(row.id, row.rev, now=office.now)
+    sender.send(Ring.of(row, line=True), now=office.now)
 
     assert len(receiver.received) == 4
     assert {row["status"] for row in office.history(automation)} == {"succeeded"}
@@ -519,6 +529,79 @@ def test_many_automations_on_one_event_are_that_many_deliveries_whoever_is_kille
     assert {office.row(id).automation_id for id in found} == made
 
 
+@pytest.mark.parametrize(
+    "outcome", [one for one in Outcome if one not in (Outcome.SUCCEEDED, Outcome.BLOCKED)]
+)
+def test_every_failure_but_a_blocked_target_is_tried_again(outcome: Outcome):
+    failed = Answer(outcome=outcome, error="Why.")
+
+    first = retries.judge(failed, failures=0, now=0, schedule=[0, 5, 300], chance=0.5)
+    last = retries.judge(failed, failures=2, now=0, schedule=[0, 5, 300], chance=0.5)
+
+    assert first.status is DeliveryStatus.PENDING
+    assert first.wait_ms == (60_000 if outcome is Outcome.TIMEOUT else 5500)
+    assert last.status is DeliveryStatus.EXHAUSTED
+
+
+def test_a_blocked_target_is_rejected_at_once(office: Office, receiver: Receiver):
+    delivery = office.fire("http://169.254.169.254/latest")
+
+    shown = office.delivery(delivery)
+    assert shown["status"] == "rejected" and "169.254.169.254" in shown["reason"]
+    assert shown["attempts"][0]["outcome"] == "blocked"
+
+
+@pytest.mark.parametrize("effect", ["before it has an effect", "after it had its effect"])
+def test_killed_at_any_call_on_the_way_an_event_is_delivered_once(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, effect: str
+):
+    automation = office.automation(office.webhook(receiver.url()))
+    version = office.version()
+    original, countdown = botocore.client.BaseClient._make_api_call, -1
+
+    def dying(self: Any, operation: str, parameters: Any) -> Any:
+        nonlocal countdown
+        countdown -= 1
+        if countdown == 0 and effect.startswith("before"):
+            raise Killed
+        answer = original(self, operation, parameters)
+        if countdown == 0:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", dying)
+
+    def handled(messages: list[dict[str, Any]], work: Any, calls: int) -> list[dict[str, Any]]:
+        """Hand messages over, dying after so many calls; those that were not done with come back."""
+        nonlocal countdown
+        countdown = calls
+        while messages:
+            try:
+                work(messages[0])
+            except Killed:
+                return messages
+            messages = messages[1:]
+        return []
+
+    for calls in range(1, 16):
+        posts, known = len(receiver.received), len(office.history(automation))
+        office.alias(version, f"a{calls}")
+        back = handled(office.messages(settings().event_queue_url), _match, calls)
+        handled(back, _match, -1)
+        back = handled(office.messages(settings().delivery_queue_url), _send, calls)
+        handled(back, _send, -1)
+        for _ in range(3):
+            office.turn(seconds=61)
+            deliveries.sweep(office.now)
+            office.run()
+        rows = office.history(automation)
+        sent = receiver.received[posts:]
+        assert len(rows) == known + 1 and rows[0]["status"] == "succeeded", calls
+        assert {got.headers["webhook-id"] for got in sent} == {rows[0]["id"]}
+        died_between = "unknown" in [one["outcome"] for one in office.delivery(rows[0]["id"])["attempts"]]
+        assert len(sent) == 1 or (len(sent) == 2 and died_between), calls
+
+
 class Killed(BaseException):
     """The process ends here."""
 
@@ -533,12 +616,17 @@ def _match(message: dict[str, Any]) -> None:
     doors.modules()["webhook_sender"]._match(json.loads(message["Body"]))
 
 
+def _send(message: dict[str, Any]) -> None:
+    from tuneyard_host.local import doors
+
+    doors.modules()["webhook_sender"]._send(json.loads(message["Body"]))
+
+
 def _run_once(office: Office) -> None:
     for message in office.messages(settings().event_queue_url):
         _match(message)
     for message in office.messages(settings().delivery_queue_url):
-        body = json.loads(message["Body"])
-        sender.send(body["delivery_id"], body["rev"], now=office.now)
+        _send(message)
 
 
 def _b64(raw_bytes: bytes) -> str:

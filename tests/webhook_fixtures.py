@@ -19,6 +19,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tuneyard import automations, clock, deliveries, sender, table
+from tuneyard.queues import Ring
 from tuneyard.settings import Settings, settings
 from tuneyard.webhook_records import Delivery
 from tuneyard_host.local import doors
@@ -222,7 +223,7 @@ class Office:
         row = self.row(delivery_id)
         self.now = max(self.now, row.due_at)
         if row.rung:
-            sender.send(row.id, row.rev, now=self.now)
+            sender.send(Ring.of(row), now=self.now)
         else:
             deliveries.sweep(self.now)
             self.run()

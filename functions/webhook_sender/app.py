@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuneyard import clock, deliveries, matcher, sender, web, workers
+from tuneyard.queues import Ring
 from tuneyard.table import Place
 
 
@@ -35,7 +36,7 @@ def _match(body: dict[str, Any]) -> None:
 
 
 def _send(body: dict[str, Any]) -> None:
-    sender.send(body["delivery_id"], body["rev"], now=clock.now_ms())
+    sender.send(Ring(**body), now=clock.now_ms())
 
 
 def _each(event: dict[str, Any], work: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

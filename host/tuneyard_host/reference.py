@@ -1,6 +1,6 @@
-"""What is written from the code: the README's endpoint table and docs/openapi.json.
+"""What is written from the code: the README's endpoint table, docs/openapi.json and the events of docs/webhooks.md.
 
-``python -m tuneyard_host.reference`` writes both anew; a test compares them.
+``python -m tuneyard_host.reference`` writes all anew; tests compare them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 
 from tuneyard import web
+from tuneyard_host import catalogue
 from tuneyard_host.local import doors, sources
 
 _START, _END = "<!-- endpoints -->", "<!-- /endpoints -->"
@@ -38,10 +39,12 @@ def openapi() -> dict[str, Any]:
 
 
 def write() -> None:
-    """Write both into the working tree."""
+    """Write all into the working tree."""
     readme = sources.root() / "README.md"
     pattern = re.compile(f"{_START}.*?{_END}", re.DOTALL)
     readme.write_text(pattern.sub(lambda _: endpoint_table(), readme.read_text()))
+    guide = sources.root() / "docs" / "webhooks.md"
+    guide.write_text(catalogue.PATTERN.sub(lambda _: catalogue.markdown(), guide.read_text()))
     (sources.root() / "docs" / "openapi.json").write_text(
         json.dumps(openapi(), indent=1, sort_keys=True) + "\n"
     )

@@ -25,7 +25,7 @@ from .forward import Network, Segment
 from .lora import Adapter, Mix
 from .rows import Rows
 from .sampling import draw
-from .sequences import Alternatives, Sequence, Waiting
+from .sequences import Alternatives, Sequence, Waiting, shares
 
 logger = Logger(service="tuneyard-inference")
 
@@ -132,8 +132,8 @@ class Engine:
         sequence = self.running[row]
         if sequence in self._reading:
             self._reading.remove(sequence)
-        if sequence is not None and sequence.error is not None:
-            self.rows.clear(row)
+        if sequence is not None and (sequence.error is not None or not sequence.tokens):
+            self.rows.clear(row)  # only a first token shows that what was read is sound
         self.rows.abandon(row)
         self.rows.used[row] = self._clock
         self.running[row] = None
@@ -185,7 +185,7 @@ class Engine:
 
     def _read(self) -> list[Sequence]:
         """One chunk of the prompts that are not read yet; those that end in it get their first token."""
-        sizes = self._shares()
+        sizes = shares(self._reading, self.limits.chunk)
         readers = list(sizes)
         segments = [Segment(s.row, s.read, s.prompt[s.read : s.read + size]) for s, size in sizes.items()]
         if not segments:
@@ -207,20 +207,6 @@ class Engine:
             last = hidden.index_select(0, torch.tensor(ends, device=hidden.device))
             self._draw(finished, self.network.logits(last))
         return finished
-
-    def _shares(self) -> dict[Sequence, int]:
-        """How much of each prompt is read in this step: half the chunk is for who came first, and the rest for the
-        prompts with least to go, so that neither a long prompt nor many short ones keep the others waiting.
-        """
-        left = {s: len(s.prompt) - s.read for s in self._reading}
-        room, sizes = self.limits.chunk, dict[Sequence, int]()
-        if left:
-            first = self._reading[0]
-            sizes[first] = min(left[first], room if len(left) == 1 else room // 2)
-            for sequence in [*sorted(self._reading[1:], key=left.__getitem__), first]:
-                size = sizes.get(sequence, 0)
-                sizes[sequence] = size + min(left[sequence] - size, room - sum(sizes.values()))
-        return {sequence: size for sequence, size in sizes.items() if size}
 
     def _write(self) -> list[Sequence]:
         """The next token of every sequence whose prompt is read; the others' rows only keep their places."""

@@ -81,8 +81,8 @@ class Rows:
         self.promised[row] = self.filled[row]
 
     def clear(self, row: int) -> None:
-        """Wipe a row: what is not finite would reach whoever has the row next, masked or not."""
-        self.memory[:, row].zero_()
+        """Wipe what a row holds: numbers that are not finite would reach whoever has the row next, masked or not."""
+        self.memory[:, row, :, :, : int(self.filled[row]) + 1].zero_()
         self.filled[row] = 0
 
     def forget(self) -> None:

@@ -147,3 +147,20 @@ class Waiting:
         self._lines.clear()
         self.count = 0
         return dropped
+
+
+def shares(reading: list[Sequence], room: int) -> dict[Sequence, int]:
+    """How many tokens of each prompt are read next, ``room`` in all, for prompts in their order of arrival.
+
+    Half is for who came first, and the rest for those with least to go: neither a long prompt nor many short ones
+    keep the others waiting.
+    """
+    left = {sequence: len(sequence.prompt) - sequence.read for sequence in reading}
+    sizes: dict[Sequence, int] = {}
+    if reading:
+        first = reading[0]
+        sizes[first] = min(left[first], room if len(left) == 1 else room // 2)
+        for sequence in [*sorted(reading[1:], key=left.__getitem__), first]:
+            size = sizes.get(sequence, 0)
+            sizes[sequence] = size + min(left[sequence] - size, room - sum(sizes.values()))
+    return {sequence: size for sequence, size in sizes.items() if size}

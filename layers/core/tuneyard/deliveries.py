@@ -106,7 +106,7 @@ def make_due(delivery: Delivery, *, now: int, wait_ms: int = 0, **changes: Any) 
         **changes,
     )
     if after is not None and ringable:
-        queues.ring(queues.Ring(after.id, after.rev, -(-wait_ms // 1000)))
+        queues.ring(queues.Ring.of(after), delay=-(-wait_ms // 1000))
     return after
 
 
@@ -197,7 +197,7 @@ def take_back(delivery: Delivery, now: int) -> Delivery | None:
 def _look_after(delivery: Delivery, now: int) -> None:
     if delivery.status is DeliveryStatus.ATTEMPTING:
         if (delivery.lease_until or 0) < now and (mine := take_back(delivery, now)):
-            queues.ring(queues.Ring(mine.id, mine.rev))
+            queues.ring(queues.Ring.of(mine))
     elif not delivery.rung:
         make_due(delivery, now=now, wait_ms=max(0, delivery.due_at - now))
     elif delivery.due_at < now - _OVERDUE_MS:

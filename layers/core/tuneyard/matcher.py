@@ -36,7 +36,7 @@ def match(event_id: str, *, now: int, scope: str | None = None, after: table.Pla
     for automation, pace in zip(listening, paces, strict=True):
         made = _fire(automation, event, pace if isinstance(pace, Pace) else None, now)
         if made is not None:
-            rings.append(queues.Ring(made.id, made.rev))
+            rings.append(queues.Ring.of(made))
         if len(rings) == 10:
             queues.ring(*rings)
             rings = []

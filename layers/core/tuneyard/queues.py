@@ -11,6 +11,7 @@ import boto3
 from botocore.exceptions import ClientError
 
 from tuneyard.settings import settings
+from tuneyard.webhook_records import Delivery
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -73,25 +74,36 @@ def delete(message: Message) -> None:
 
 
 class Ring(NamedTuple):
-    """That a delivery is due ``delay`` seconds from now; stale when the delivery's ``rev`` is another by then."""
+    """That a delivery is due; stale when the delivery's ``rev`` is another by the time it is heard."""
 
     delivery_id: str
     rev: int
-    delay: int = 0
+    webhook_id: str
+    automation_id: str
+    event_id: str
+    line: bool = False
+    """Whether others wait in line for the same webhook."""
+
+    @classmethod
+    def of(cls, delivery: Delivery, *, line: bool = False) -> Ring:
+        """The ring for a delivery as it is now, with what the sender has to read."""
+        return cls(
+            delivery.id, delivery.rev, delivery.webhook_id, delivery.automation_id, delivery.event_id, line
+        )
 
 
 LONGEST_DELAY = 900
 """Seconds that a message can be held back."""
 
 
-def ring(*rings: Ring) -> None:
-    """Tell the senders of deliveries that are due, or will be; raises when any message could not be sent."""
+def ring(*rings: Ring, delay: int = 0) -> None:
+    """Tell the senders of deliveries that are due in ``delay`` seconds; raises when a message could not be sent."""
     for start in range(0, len(rings), 10):
         entries: Any = [
             {
                 "Id": str(place),
-                "MessageBody": json.dumps({"delivery_id": one.delivery_id, "rev": one.rev}),
-                "DelaySeconds": max(0, min(one.delay, LONGEST_DELAY)),
+                "MessageBody": json.dumps(one._asdict()),
+                "DelaySeconds": max(0, min(delay, LONGEST_DELAY)),
             }
             for place, one in enumerate(rings[start : start + 10])
         ]

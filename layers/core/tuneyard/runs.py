@@ -43,11 +43,16 @@ def appending(
 
     The row's number is taken now: a transaction that does not come about leaves it unused.
     """
-    now = clock.now_ms()
     number = table.count(Run, run.id, attribute="last_row")
-    row = RunRow(run_id=run.id, row=number, metrics=metrics, created_at=now)
-    told = ArtifactEvent(
-        id=ids.ordered(f"{run.id}/metrics", number),
+    row = RunRow(run_id=run.id, row=number, metrics=metrics, created_at=clock.now_ms())
+    told = event(run, row, author=author)
+    return row, told, [table.Put(row, new=True), table.Put(told, new=True)]
+
+
+def event(run: Run, row: RunRow, *, author: str) -> ArtifactEvent:
+    """The event that a run has a new row."""
+    return ArtifactEvent(
+        id=ids.ordered(f"{run.id}/metrics", row.row),
         type=EventType.RUN_METRIC,
         entity=run.entity,
         project=run.project,
@@ -57,12 +62,11 @@ def appending(
             "run_name": run.name,
             "run_user": run.user,
             "model_id": run.model_id,
-            "row": number,
-            "metrics": metrics,
+            "row": row.row,
+            "metrics": row.metrics,
         },
-        created_at=now,
+        created_at=row.created_at,
     )
-    return row, told, [table.Put(row, new=True), table.Put(told, new=True)]
 
 
 def history(run: Run, *, after: str | None, limit: int, descending: bool) -> list[RunRow]:

@@ -7,15 +7,14 @@ with the result.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from boto3.dynamodb.conditions import Attr
 
-from tuneyard import deliveries, payloads, posts, queues, retries, table, webhooks
+from tuneyard import deliveries, health, payloads, posts, queues, retries, table
 from tuneyard.records import ArtifactEvent
 from tuneyard.settings import settings
 from tuneyard.webhook_records import (
@@ -52,44 +51,35 @@ class Claimed(NamedTuple):
     slot: int
 
 
-def send(delivery_id: str, rev: int, *, now: int) -> None:
+def send(ring: queues.Ring, *, now: int) -> None:
     """Send a delivery that is due, then those that wait in line for its webhook, as far as there is time for them.
 
     A message that is stale, early or repeated does nothing.
     """
     clock = _Clock(now)
-    delivery = _current(table.get(Delivery, delivery_id), rev, clock.now())
-    while delivery is not None:
-        ready = _ready(delivery, clock.now())
+    line = ring.line
+    next_ring: queues.Ring | None = ring
+    while next_ring is not None:
+        ready = _ready(next_ring, clock.now())
         if ready is not None:
             claimed = _claim(ready, clock.now())
             if claimed is None:
                 return
-            _attempt(claimed, clock)
-        delivery = _next_in_line(delivery.webhook_id, clock)
+            line = _attempt(claimed, clock) or line
+        next_ring = _next_in_line(ring.webhook_id, clock) if line else None
 
 
-def _current(delivery: Delivery | None, rev: int, now: int) -> Delivery | None:
-    """The delivery that a message rings for, if it is due and nobody has changed it since."""
+def _ready(ring: queues.Ring, now: int) -> Ready | None:
+    """The delivery with what it takes to send it now; otherwise it is nobody's, or held, put off, at its end."""
+    found, webhook, automation, event = table.get_many(
+        (Delivery, (ring.delivery_id,)),
+        (Webhook, (ring.webhook_id,)),
+        (Automation, (ring.automation_id,)),
+        (ArtifactEvent, (ring.event_id,)),
+    )
+    delivery = _current(found, ring, now) if isinstance(found, Delivery) else None
     if delivery is None:
         return None
-    if delivery.status is DeliveryStatus.ATTEMPTING and (delivery.lease_until or 0) < now:
-        return deliveries.take_back(delivery, now)
-    if delivery.rev != rev or delivery.status is not DeliveryStatus.PENDING:
-        return None
-    if delivery.due_at > now + 1000:
-        queues.ring(queues.Ring(delivery.id, delivery.rev, -(-(delivery.due_at - now) // 1000)))
-        return None
-    return delivery
-
-
-def _ready(delivery: Delivery, now: int) -> Ready | None:
-    """The delivery with what it takes to send it now; otherwise it is held, put off, or at its end."""
-    webhook, automation, event = table.get_many(
-        (Webhook, (delivery.webhook_id,)),
-        (Automation, (delivery.automation_id,)),
-        (ArtifactEvent, (delivery.event_id,)),
-    )
     if not isinstance(webhook, Webhook):
         _finish(delivery, DeliveryStatus.CANCELLED, "The webhook was deleted.", now)
     elif automation is None:
@@ -104,6 +94,18 @@ def _ready(delivery: Delivery, now: int) -> Ready | None:
     else:
         return Ready(delivery, webhook, event)
     return None
+
+
+def _current(delivery: Delivery, ring: queues.Ring, now: int) -> Delivery | None:
+    """The delivery that a message rings for, if it is due and nobody has changed it since."""
+    if delivery.status is DeliveryStatus.ATTEMPTING and (delivery.lease_until or 0) < now:
+        return deliveries.take_back(delivery, now)
+    if delivery.rev != ring.rev or delivery.status is not DeliveryStatus.PENDING:
+        return None
+    if delivery.due_at > now + 1000:
+        queues.ring(ring, delay=-(-(delivery.due_at - now) // 1000))
+        return None
+    return delivery
 
 
 def _claim(ready: Ready, now: int) -> Claimed | None:
@@ -129,12 +131,13 @@ def _claim(ready: Ready, now: int) -> Claimed | None:
 
 
 def _places(delivery: Delivery, now: int) -> Iterator[int]:
-    """Places in flight to try: any one, then those that are free; then, standing in line, those that are free by now.
-
-    Whoever gives a place back looks at the line afterwards, and who stands in line looks for a place: one will see.
-    """
-    yield random.randrange(settings().webhook_in_flight)
-    yield from _free_places(delivery.webhook_id, now)
+    """Places in flight to try: any one, then those that are free; at last it stands in line, and tells a holder so."""
+    most = settings().webhook_in_flight
+    numbers = random.sample(range(most), most)
+    yield numbers[0]
+    slots = table.children(Slot, delivery.webhook_id, limit=most)
+    taken = {slot.number for slot in slots if slot.until > now}
+    yield from (number for number in numbers if number not in taken)
     table.write(
         table.Put(
             Waiting(
@@ -145,28 +148,35 @@ def _places(delivery: Delivery, now: int) -> Iterator[int]:
             )
         )
     )
-    yield from _free_places(delivery.webhook_id, now)
+    for number in numbers:
+        if _told_holder(delivery.webhook_id, number, now):
+            return
+        yield number
 
 
-def _free_places(webhook_id: str, now: int) -> list[int]:
-    most = settings().webhook_in_flight
-    taken = {slot.number for slot in table.children(Slot, webhook_id, limit=most) if slot.until > now}
-    return [number for number in range(most) if number not in taken]
+def _told_holder(webhook_id: str, number: int, now: int) -> bool:
+    """Whether the holder of a place will go on with the line; False when the place is free by now."""
+    held = Attr("until").gt(now)
+    try:
+        table.write(table.Update(Slot, (webhook_id, number), set={"line": True}, when=held))
+    except table.ConditionFailed:
+        return False
+    return True
 
 
-def _attempt(claimed: Claimed, clock: _Clock) -> None:
-    """Send, and write down what came of it."""
+def _attempt(claimed: Claimed, clock: _Clock) -> bool:
+    """Send, and write down what came of it; whether somebody waits in line."""
     delivery = claimed.delivery
     message = posts.Message(delivery.id, delivery.attempts, claimed.event, delivery.template, delivery.values)
     try:
         answer = posts.send(claimed.webhook, message, now=clock.now())
     except payloads.Unrenderable as error:
-        _finish(delivery, DeliveryStatus.REJECTED, str(error), clock.now(), _give_back(claimed))
-        return
-    _record(claimed, answer, now=clock.now())
+        rejected = {"status": DeliveryStatus.REJECTED, "reason": str(error), "finished_at": clock.now()}
+        return _settle(claimed, rejected)[1]
+    return _record(claimed, answer, now=clock.now())
 
 
-def _record(claimed: Claimed, answer: Answer, *, now: int) -> None:
+def _record(claimed: Claimed, answer: Answer, *, now: int) -> bool:
     delivery, webhook = claimed.delivery, claimed.webhook
     verdict = retries.judge(
         answer,
@@ -177,40 +187,50 @@ def _record(claimed: Claimed, answer: Answer, *, now: int) -> None:
     )
     again = verdict.status is DeliveryStatus.PENDING
     ringable = verdict.wait_ms <= queues.LONGEST_DELAY * 1000
-    after = deliveries.move(
-        delivery,
-        table.Put(_attempt_of(delivery, webhook, answer)),
-        _give_back(claimed),
-        status=verdict.status,
-        reason=verdict.reason,
-        failures=delivery.failures + (answer.outcome is not Outcome.SUCCEEDED),
-        last_status=answer.status_code,
-        due_at=now + verdict.wait_ms if again else delivery.due_at,
-        rung=ringable,
-        finished_at=None if again else now,
-        lease_until=None,
-        claimed_at=None,
-    )
-    _note_health(webhook, answer, verdict, now)
+    changes = {
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "failures": delivery.failures + (answer.outcome is not Outcome.SUCCEEDED),
+        "last_status": answer.status_code,
+        "due_at": now + verdict.wait_ms if again else delivery.due_at,
+        "rung": ringable,
+        "finished_at": None if again else now,
+    }
+    after, line = _settle(claimed, changes, table.Put(_attempt_of(delivery, webhook, answer)))
+    health.note(webhook, answer, verdict, now)
     if after is not None and again and ringable:
-        queues.ring(queues.Ring(after.id, after.rev, -(-verdict.wait_ms // 1000)))
+        queues.ring(queues.Ring.of(after), delay=-(-verdict.wait_ms // 1000))
+    return line
 
 
-def _give_back(claimed: Claimed) -> table.Delete:
-    """The write that frees the place in flight, for the transaction that ends the attempt."""
-    return table.Delete(Slot, (claimed.webhook.id, claimed.slot))
+def _settle(claimed: Claimed, changes: dict[str, Any], *more: table.Write) -> tuple[Delivery | None, bool]:
+    """End an attempt and give its place back, at once; None when the claim was lost. And whether somebody waits."""
+    after, write = deliveries.moved(claimed.delivery, lease_until=None, claimed_at=None, **changes)
+    place = (claimed.webhook.id, claimed.slot)
+    try:
+        table.transact(write, table.Delete(Slot, place, when=Attr("line").not_exists()), *more)
+        return after, False
+    except table.ConditionFailed as error:
+        if 0 in error.failed:
+            return None, False
+    try:
+        table.transact(write, table.Delete(Slot, place), *more)
+    except table.ConditionFailed:
+        return None, True
+    return after, True
 
 
-def _next_in_line(webhook_id: str, clock: _Clock) -> Delivery | None:
+def _next_in_line(webhook_id: str, clock: _Clock) -> queues.Ring | None:
     """The delivery that waits the longest for a place of a webhook; when our time is over, another sender is rung."""
     while waiting := next(iter(table.children(Waiting, webhook_id, limit=1)), None):
         table.write(table.Delete(Waiting, (webhook_id, waiting.due_at, waiting.delivery_id)))
         delivery = table.get(Delivery, waiting.delivery_id)
         if delivery is None or delivery.status is not DeliveryStatus.PENDING or delivery.due_at > clock.now():
             continue
+        ring = queues.Ring.of(delivery, line=True)
         if clock.elapsed() < _BUDGET_SECONDS:
-            return delivery
-        queues.ring(queues.Ring(delivery.id, delivery.rev))
+            return ring
+        queues.ring(ring)
         return None
     return None
 
@@ -229,40 +249,6 @@ def _attempt_of(delivery: Delivery, webhook: Webhook, answer: Answer) -> Attempt
         error=answer.error,
         expires=delivery.expires,
     )
-
-
-def _note_health(webhook: Webhook, answer: Answer, verdict: retries.Verdict, now: int) -> None:
-    """Count for the webhook how it does; pause it after time-outs in a row, disable it when it is gone or hopeless."""
-    if answer.outcome is Outcome.SUCCEEDED:
-        told = now - (webhook.last_success_at or 0) < 60_000 and not webhook.failures
-        if not told:
-            well = {"last_success_at": now, "failures": 0, "timeouts": 0, "failing_since": None}
-            _update(webhook, set=well)
-        return
-    if verdict.gone:
-        webhooks.disable(webhook, "The endpoint answered 410: it is gone for good.", now=now)
-        return
-    late = answer.outcome is Outcome.TIMEOUT
-    since = {} if webhook.failing_since else {"failing_since": now}
-    _update(
-        webhook,
-        set=since if late else since | {"timeouts": 0},
-        add={"failures": 1} | ({"timeouts": 1} if late else {}),
-    )
-    fresh = table.get(Webhook, webhook.id)
-    if fresh is None:
-        return
-    if fresh.timeouts >= retries.TIMEOUTS_BEFORE_PAUSE:
-        _update(fresh, set={"paused_until": now + retries.PAUSE_MS})
-    if reason := retries.why_disable(fresh, now):
-        webhooks.disable(fresh, reason, now=now)
-
-
-def _update(webhook: Webhook, *, set: Mapping[str, int | None], add: dict[str, int] | None = None) -> None:
-    """Note something on a webhook, unless it is gone or was enabled anew meanwhile."""
-    same = Attr("enabled_at").eq(webhook.enabled_at)
-    with contextlib.suppress(table.ConditionFailed):
-        table.write(table.Update(Webhook, (webhook.id,), set=dict(set), add=add or {}, when=same))
 
 
 def _finish(delivery: Delivery, status: DeliveryStatus, reason: str, now: int, *more: table.Write) -> None:

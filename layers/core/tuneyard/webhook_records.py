@@ -71,6 +71,8 @@ class Slot(Record):
     webhook_id: str
     number: int
     until: int
+    line: bool | None = None
+    """Set by who found every place taken and stands in line: whoever gives this one back goes on with the line."""
     expires: int
 
 
