@@ -42,7 +42,9 @@ def infer(host: str, port: int, fd: int | None) -> None:
     own, ledger = settings(), usage.Ledger()
     meter = Meter(per_key=own.key_concurrency, per_project=own.project_concurrency, book=ledger.book)
     app = create_app(own.base_models, blobs.get, own.engine_token, meter=meter)
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3)
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, timeout_keep_alive=75
+    )
     uvicorn.Server(config).run(sockets=None if fd is None else [socket.socket(fileno=fd)])
     ledger.close()
 
