@@ -146,7 +146,7 @@ class Bench:
         from tuneyard_host.local.consumers import Consumer
 
         module = doors.modules()["webhook_sender"]
-        self.hooks, self.settings = hooks, settings()
+        self.hooks, self.settings, self.client = hooks, settings(), httpx.Client(timeout=30)
         self.caller = Identity("acme", "ada", Role.ADMIN, "k")
         teams.create_team("acme")
         teams.create_key(team="acme", user="ada", role=Role.ADMIN)
@@ -188,16 +188,16 @@ class Bench:
 
     def times(self, path: str) -> list[float]:
         """When the deliveries on a path came in, in order."""
-        found: Times = httpx.get(f"{self.hooks}/times", timeout=30).json()
+        found: Times = self.client.get(f"{self.hooks}/times").json()
         return sorted(when for name, when in found.items() if name.startswith(f"{path} "))
 
-    def arrived(self, path: str, *, many: int, seconds: float = 300) -> list[float]:
+    def arrived(self, path: str, *, many: int, every: float = 0.01, seconds: float = 300) -> list[float]:
         """When the first so many deliveries on a path came in."""
         until = time.time() + seconds
         while len(found := self.times(path)) < many:
             if time.time() > until:
                 raise SystemExit(f"only {len(found)} of {many} deliveries came in")
-            time.sleep(0.02)
+            time.sleep(every)
         return found
 
     def latencies(self, path: str, many: int) -> list[float]:
@@ -267,7 +267,7 @@ def deliveries_a_second(bench: Bench, many: int) -> None:
     bench.send = type(bench.send)(bench.send.queue_url, bench.send.handler, most=bench.send.most)
     began = time.time()
     bench.send.start()
-    rate = many / (bench.arrived("/rate", many=many)[-1] - began)
+    rate = many / (bench.arrived("/rate", many=many, every=0.5)[-1] - began)
     pooled, fresh = (bare_loop(f"{bench.hooks}/ok", many, pooled=pooled) for pooled in (True, False))
     told("deliveries a second", f"{rate:.0f}, each claimed, signed, sent and recorded in the table")
     told("... bare httpx loop, a connection for each", f"{fresh:.0f} a second; ratio {rate / fresh:.2f}")
@@ -289,7 +289,7 @@ def fan_out(bench: Bench, many: int) -> None:
         made.append(ids.new())
         table.write(table.Put(seed.model_copy(update={"id": made[-1]})))
     began = bench.fire()
-    took = bench.arrived("/fan", many=many)[-1] - began
+    took = bench.arrived("/fan", many=many, every=0.5)[-1] - began
     time.sleep(2)
     rows = [row for id in made for row in table.listed(Delivery, "by_trigger", id, limit=10)]
     sent = len(bench.times("/fan"))
@@ -355,6 +355,8 @@ def main() -> None:
         from_event_to_post(bench)
         deliveries_a_second(bench, 600)
         fan_out(bench, 1000)
+        bench.match.stop()
+        bench.send.stop()
         history(bench, chosen.rows)
 
 
