@@ -9,7 +9,7 @@ from mangum import Mangum
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from tuneyard import jobs, models, submissions, uploads, views, web
+from tuneyard import jobs, models, submissions, trials, uploads, views, web
 from tuneyard.auth import Caller
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.records import JobStatus
@@ -36,6 +36,7 @@ class CreateRlJob(Body):
     trajectory_groups: list[TrajectoryGroup] | None = None
     trajectory_groups_url: str | None = None
     experimental_config: RLConfig | None = None
+    validate_only: bool = Field(False, description="Check everything and count; queue nothing.")
 
 
 class CreateSftJob(Body):
@@ -45,14 +46,15 @@ class CreateSftJob(Body):
     training_data_url: str = Field(min_length=1, max_length=8192)
     config: SFTConfig | None = None
     experimental_config: SFTExperimentalConfig | None = None
+    validate_only: bool = Field(False, description="Check everything and count; queue nothing.")
 
 
 @router.post("/training-jobs")
 def create_training_job(
     body: CreateRlJob, caller: Caller, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
-    """Queue a reinforcement-learning job."""
-    job = submissions.create_rl(
+    """Queue a reinforcement-learning job, or tell what it would do."""
+    draft = submissions.draft_rl(
         caller,
         models.get(caller, body.model_id),
         groups=body.trajectory_groups,
@@ -60,15 +62,15 @@ def create_training_job(
         config=body.experimental_config or RLConfig(),
         key=idempotency_key,
     )
-    return views.job(job)
+    return trials.run(caller, draft) if body.validate_only else views.job(submissions.create(caller, draft))
 
 
 @router.post("/sft-training-jobs")
 def create_sft_training_job(
     body: CreateSftJob, caller: Caller, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
-    """Queue a supervised fine-tuning job."""
-    job = submissions.create_sft(
+    """Queue a supervised fine-tuning job, or tell what it would do."""
+    draft = submissions.draft_sft(
         caller,
         models.get(caller, body.model_id),
         url=body.training_data_url,
@@ -76,7 +78,7 @@ def create_sft_training_job(
         experimental=body.experimental_config or SFTExperimentalConfig(),
         key=idempotency_key,
     )
-    return views.job(job)
+    return trials.run(caller, draft) if body.validate_only else views.job(submissions.create(caller, draft))
 
 
 @router.get("/training-jobs")

@@ -119,7 +119,7 @@ def create_app(
         await asyncio.to_thread(servers.close)
 
     app = FastAPI(title="Tuneyard inference", lifespan=lifespan)
-    app.state.servers = servers
+    app.state.servers, app.state.engine_token = servers, engine_token
     app.add_exception_handler(ApiError, _show_api_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _show_invalid_request)  # type: ignore[arg-type]
     app.add_exception_handler(Exception, _show_bug)
@@ -133,7 +133,7 @@ def create_app(
     @app.post("/v1/chat/completions")
     async def chat_completions(body: EngineRequest, request: Request) -> Response:
         """One chat, whole or as server-sent events."""
-        _authorise(request, engine_token)
+        authorised(request)
         server = await servers.get(body.base_model)
         work = await server.begin(body)
         if body.chat.stream:
@@ -143,7 +143,9 @@ def create_app(
     return app
 
 
-def _authorise(request: Request, token: str) -> None:
+def authorised(request: Request) -> None:
+    """Refuse whoever does not bring the token that the service shares with its chat door."""
+    token = request.app.state.engine_token
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if token and not hmac.compare_digest(given.encode(), token.encode()):
         raise Unauthorized("This service answers its own chat door only.")

@@ -38,10 +38,12 @@ def infer(host: str, port: int, fd: int | None) -> None:
     from tuneyard.settings import settings
     from tuneyard_host.inference.meter import Meter
     from tuneyard_host.inference.service import create_app
+    from tuneyard_host.training import planning
 
     own, ledger = settings(), usage.Ledger()
     meter = Meter(per_key=own.key_concurrency, per_project=own.project_concurrency, book=ledger.book)
     app = create_app(own.base_models, blobs.get, own.engine_token, meter=meter)
+    app.include_router(planning.router)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, timeout_keep_alive=75
     )

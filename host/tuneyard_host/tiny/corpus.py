@@ -1,6 +1,6 @@
 """The corpus of `tuneyard/tiny`: an endless, seeded stream of small conversations.
 
-After the first lessons half are plain, a third follow a system prompt, the rest have tools; one in two hundred is long.
+After the first lessons half are plain, a third follow a system prompt, the rest have tools; one in three hundred is long.
 """
 
 import json
@@ -12,7 +12,7 @@ from tuneyard_host.tiny import phrases, talks, tasks, tool_tasks, words
 from tuneyard_host.tiny.phrases import Message
 from tuneyard_host.tiny.tools import Tool
 
-LESSONS = 12_000
+LESSONS = 6_000
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Conversation:
 
 
 def conversations(seed: int, *, lessons: int = LESSONS) -> Iterator[Conversation]:
-    """The same stream for the same seed; it begins with short lessons, from which copying is learned fastest."""
+    """The same stream for the same seed; it begins with short lessons, half of them in repeating."""
     rng = Random(seed)
     for _ in range(lessons):
-        name, question, answer = tasks.ask(rng)
+        name, question, answer = tasks.ask(rng, task=rng.choice(["repeat", None]))
         yield Conversation(name, turn(question, answer))
     while True:
         yield conversation(rng)
@@ -37,7 +37,7 @@ def conversations(seed: int, *, lessons: int = LESSONS) -> Iterator[Conversation
 def conversation(rng: Random) -> Conversation:
     """One conversation of the corpus."""
     form = rng.random()
-    if form < 0.005:
+    if form < 0.0033:
         return Conversation("long", long(rng))
     if form < 0.5:
         return plain(rng)

@@ -1,7 +1,8 @@
 """Pretraining of `tuneyard/tiny`: a small Qwen3 taught the answers of the corpus, on a laptop's processor.
 
 Every token carries loss, prompts too: the many targets of a step keep Muon's updates from being noise. Each
-conversation is its own row, so nothing has to hide one from the next.
+conversation is its own row, so nothing has to hide one from the next; a step takes conversations as they come, long
+and short, and computes those of about equal length together.
 """
 
 import logging
@@ -10,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
@@ -24,11 +24,12 @@ from tuneyard_host.tiny.tokenizer import CONTEXT, VOCABULARY_SIZE
 
 logger = logging.getLogger(__name__)
 
-BATCH_TOKENS = 2048
+STEP_TOKENS, BATCH_TOKENS = 2048, 2048
 WARMUP_TOKENS = 40_000
 DECAY = 0.6
 PROMPT_WEIGHT = 0.3
-MUON_RATE, ADAM_RATE = 0.01, 3e-3
+MUON_RATE, ADAM_RATE = 0.02, 4e-3
+SHARED_DIRECTION = 0.04
 SAVE_EVERY = 60.0
 
 
@@ -63,22 +64,25 @@ def untrained(tokenizer: PreTrainedTokenizerFast) -> Any:
     for layer in model.model.layers:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
+    # Attending by place alone, as copying must, takes a direction that every token shares: without one it comes late.
+    with torch.no_grad():
+        model.model.embed_tokens.weight += SHARED_DIRECTION * torch.randn(config.hidden_size)
     return model
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int) -> Iterator[Batch]:
-    """Batches until so many tokens of the corpus have been given out; the same ones for the same seed."""
-    stream = corpus.conversations(seed)
-    shuffle = Random(seed)
-    given = 0
-    while given < tokens:
-        rows = sorted((_row(tokenizer, next(stream)) for _ in range(2000)), key=lambda row: len(row[0]))
-        pool = [_padded(group, tokenizer.pad_token_id) for group in _groups(rows)]
-        shuffle.shuffle(pool)
-        for batch in pool:
-            if given < tokens:
-                given += batch.tokens
-                yield batch
+def steps(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int) -> Iterator[list[Batch]]:
+    """The batches of each step, until so many tokens of the corpus have been given out; the same for the same seed."""
+    given, rows, size = 0, [], 0
+    for one in corpus.conversations(seed):
+        rows.append(_row(tokenizer, one))
+        size += len(rows[-1][0])
+        if size >= STEP_TOKENS:
+            rows.sort(key=lambda row: len(row[0]))
+            yield [_padded(group, tokenizer.pad_token_id) for group in _groups(rows)]
+            given += size
+            rows, size = [], 0
+            if given >= tokens:
+                return
 
 
 def _row(tokenizer: PreTrainedTokenizerFast, one: corpus.Conversation) -> tuple[list[int], list[int]]:
@@ -107,8 +111,14 @@ def _padded(group: list[tuple[list[int], list[int]]], pad: int) -> Batch:
     return Batch(ids, trained, real, int(real.sum()))
 
 
+def weight_of(batch: Batch) -> float:
+    """How much the targets of a batch weigh in all: those of answers 1, those of prompts ``PROMPT_WEIGHT``."""
+    answers, real = int(batch.trained[:, 1:].sum()), int(batch.real[:, 1:].sum())
+    return answers + PROMPT_WEIGHT * (real - answers)
+
+
 def losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The loss to train on, prompts weighing less than answers, and the mean loss of the answers alone.
+    """The summed loss to train on, prompts weighing less than answers, and the summed loss of the answers alone.
 
     Padding sits on the right, where causal attention never looks, so no mask is needed.
     """
@@ -116,8 +126,7 @@ def losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     real = batch.real[:, 1:]
     each = functional.cross_entropy(model.lm_head(hidden[real]), batch.ids[:, 1:][real], reduction="none")
     answer = batch.trained[:, 1:][real].float()
-    weight = answer + PROMPT_WEIGHT * (1 - answer)
-    return (each * weight).sum() / weight.sum(), (each * answer).sum().detach() / answer.sum()
+    return (each * (answer + PROMPT_WEIGHT * (1 - answer))).sum(), (each * answer).sum().detach()
 
 
 class Muon(torch.optim.Optimizer):
@@ -150,7 +159,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def rate(given: float, tokens: int) -> float:
     """The share of the full learning rate after so many tokens: up, flat, then down to zero."""
-    return min(1.0, given / WARMUP_TOKENS, (tokens + BATCH_TOKENS - given) / tokens / DECAY)
+    return min(1.0, given / WARMUP_TOKENS, (tokens + STEP_TOKENS - given) / tokens / DECAY)
 
 
 def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoint: Path) -> Any:
@@ -167,27 +176,34 @@ def run(tokenizer: PreTrainedTokenizerFast, *, seed: int, tokens: int, checkpoin
     ]
     skip, given = _restore(checkpoint, model, optimizers)
     saved = time.monotonic()
-    seen: list[float] = []
-    for step, batch in enumerate(batches(tokenizer, seed=seed, tokens=tokens)):
+    loss_seen = answers_seen = 0.0
+    for step, parts in enumerate(steps(tokenizer, seed=seed, tokens=tokens)):
         if step < skip:
             continue
+        size = sum(part.tokens for part in parts)
         for optimizer, full in zip(optimizers, (MUON_RATE, ADAM_RATE), strict=True):
-            optimizer.param_groups[0]["lr"] = full * rate(given + batch.tokens / 2, tokens)
-        loss, answer_loss = losses(model, batch)
-        torch.autograd.backward(loss)
+            optimizer.param_groups[0]["lr"] = full * rate(given + size / 2, tokens)
+        weight = sum(map(weight_of, parts))
+        for part in parts:
+            loss, answer_loss = losses(model, part)
+            torch.autograd.backward(loss / weight)
+            loss_seen += answer_loss.item()
+            answers_seen += int(part.trained[:, 1:].sum())
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        given += batch.tokens
-        seen.append(answer_loss.item())
+        given += size
         if time.monotonic() - saved > SAVE_EVERY:
             _save(checkpoint, model, optimizers, step + 1, given)
             saved = time.monotonic()
-        if len(seen) == 50:
+        if step % 50 == 49:
             logger.info(
-                "pretraining: %d of %d tokens, loss of answers %.4f", given, tokens, sum(seen) / len(seen)
+                "pretraining: %d of %d tokens, loss of answers %.4f",
+                given,
+                tokens,
+                loss_seen / max(1, answers_seen),
             )
-            seen.clear()
+            loss_seen = answers_seen = 0.0
     return model
 
 

@@ -19,6 +19,11 @@ def echo(rng: Random) -> Turn:
     return lead + phrases.quoted(rng, text), text
 
 
+def repeat(rng: Random) -> Turn:
+    text, times = " ".join(words.word(rng) for _ in range(rng.randint(2, 14))), rng.randint(2, 4)
+    return f"Say {times} times: {text}", " ".join([text] * times)
+
+
 def uppercase(rng: Random) -> Turn:
     text = " ".join(rng.choice(words.PLAIN_WORDS) for _ in range(rng.randint(1, 3)))
     ask = rng.choice(["Write in uppercase", "Uppercase", "Write in capital letters", "Make it uppercase"])

@@ -25,6 +25,7 @@ from tuneyard.records import Checkpoint, Job, JobKind, Model
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
 from tuneyard_host import bases
+from tuneyard_host.bases import Base
 from tuneyard_host.training import adapters, rl, sft
 from tuneyard_host.training.adapters import ADAPTER, CONFIG, OPTIMIZER, Learner
 from tuneyard_host.training.plans import Plan
@@ -69,7 +70,7 @@ def run(job: Job, teller: Teller) -> None:
     model = table.get(Model, job.model_id)
     if model is None:
         raise Lost
-    learner, body = adapters.learner_for(bases.load(_base(job)), model.lora), read_input(job)
+    learner, body = adapters.learner_for(bases.load(base_spec(job)), model.lora), read_input(job)
     plan, steps = prepare(job, body, learner)
     started = {"num_sequences": plan.num_sequences}
     teller.tell("training_started", started, **started, num_trained_tokens=plan.num_trained_tokens)
@@ -104,7 +105,7 @@ def replay(job: Job) -> tuple[str, str]:
     made = table.get(Checkpoint, job.model_id, job.checkpoint_step) if model and job.checkpoint_step else None
     if model is None or made is None:
         raise NotFound(f"Job {job.id!r} is {job.status}, and there is no checkpoint of it to compare with.")
-    learner = adapters.learner_for(bases.load(_base(job)), model.lora)
+    learner = adapters.learner_for(bases.load(base_spec(job)), model.lora)
     _, steps = prepare(job, read_input(job), learner)
     for _ in steps(0):
         pass
@@ -120,15 +121,7 @@ def prepare(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
 
 def prepare_rl(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
     """Read the trajectory groups and plan their rows."""
-    try:
-        sent = json.loads(body)
-        groups = _GROUPS.validate_python(sent["trajectory_groups"] if isinstance(sent, dict) else sent)
-    except (ValueError, KeyError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else None
-        place = ".".join(map(str, first["loc"])) + ": " + first["msg"] if first else str(error)
-        raise TrainingError(f"The trajectory groups cannot be read: {place}") from error
-    config = RLConfig(**_given(job.experimental_config))
-    plan = rl.plan(groups, learner.base, config, seed=_seed(job))
+    config, plan = plan_rl(job, body, learner.base)
     rate, before = _rate(job, config.learning_rate), learner.files() if config.precalculate_logprobs else None
     reference = _reference(job, config)
 
@@ -140,11 +133,28 @@ def prepare_rl(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
 
 def prepare_sft(job: Job, body: bytes, learner: Learner) -> tuple[Plan, Steps]:
     """Read the conversations and plan their batches."""
-    config, extra = SFTConfig(**job.config), SFTExperimentalConfig(**job.experimental_config)
-    examples = sft.read_examples(body.splitlines())
-    plan = sft.plan(examples, learner.base, config, extra, seed=_seed(job))
+    config, plan = plan_sft(job, body, learner.base)
     rate = _rate(job, None)
     return plan, lambda start: sft.steps(plan, learner, config, rate, start=start)
+
+
+def plan_rl(job: Job, body: bytes, base: Base) -> tuple[RLConfig, Plan]:
+    """What an RL job will do with this input."""
+    try:
+        sent = json.loads(body)
+        groups = _GROUPS.validate_python(sent["trajectory_groups"] if isinstance(sent, dict) else sent)
+    except (ValueError, KeyError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else None
+        place = ".".join(map(str, first["loc"])) + ": " + first["msg"] if first else str(error)
+        raise TrainingError(f"The trajectory groups cannot be read: {place}") from error
+    config = RLConfig(**_given(job.experimental_config))
+    return config, rl.plan(groups, base, config, seed=_seed(job))
+
+
+def plan_sft(job: Job, body: bytes, base: Base) -> tuple[SFTConfig, Plan]:
+    """What an SFT job will do with this input."""
+    config, extra = SFTConfig(**job.config), SFTExperimentalConfig(**job.experimental_config)
+    return config, sft.plan(sft.read_examples(body.splitlines()), base, config, extra, seed=_seed(job))
 
 
 def resume(learner: Learner, job: Job) -> None:
@@ -187,13 +197,19 @@ def _files(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 def _reference(job: Job, config: RLConfig) -> dict[str, bytes] | None:
     """The adapter of the KL penalty, None for the base model."""
+    found = reference_checkpoint(job, config)
+    return None if found is None else _files(found)
+
+
+def reference_checkpoint(job: Job, config: RLConfig) -> Checkpoint | None:
+    """The checkpoint that the KL penalty holds on to, None for the base model or where there is no penalty."""
     step = config.kl_penalty_reference_step
     if config.kl_penalty_step_lag is not None:
         step = max(0, (job.parent_step or 0) - config.kl_penalty_step_lag)
-    return _files(_checkpoint(job, step)) if step and config.kl_penalty_coef else None
+    return _checkpoint(job, step) if step and config.kl_penalty_coef else None
 
 
-def _base(job: Job) -> BaseModelSpec:
+def base_spec(job: Job) -> BaseModelSpec:
     try:
         return models.base_model(job.base_model)
     except Invalid as error:
@@ -209,7 +225,7 @@ def read_input(job: Job) -> bytes:
 
 
 def _rate(job: Job, wanted: float | None) -> float:
-    return _base(job).learning_rate if wanted is None else wanted
+    return base_spec(job).learning_rate if wanted is None else wanted
 
 
 def _given(settled: dict[str, Any]) -> dict[str, Any]:

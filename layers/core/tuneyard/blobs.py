@@ -28,6 +28,11 @@ def input_key(job_id: str) -> str:
     return f"inputs/{job_id}.json.gz"
 
 
+def trial_key(job_id: str) -> str:
+    """Where the input of a job that is only checked lies, for as long as that takes."""
+    return f"trials/{job_id}.json.gz"
+
+
 def log_key(model_id: str, log_id: str) -> str:
     """Where one call of the log operation is kept, gzipped JSON."""
     return f"logs/{model_id}/{log_id}.json.gz"

@@ -21,6 +21,15 @@ _REMEMBERED_SECONDS = 600
 _KEPT_SECONDS = 24 * 3600
 
 
+class Draft(NamedTuple):
+    """A job that was asked for, before anything of it is stored."""
+
+    job: Job
+    body: bytes | None
+    """The input that came with the request; None when the job names a URL."""
+    repeat: Repeat
+
+
 class Repeat(NamedTuple):
     """What tells a repeated request from a new one: the client's key, if it sent one, and a digest of the body."""
 
@@ -28,41 +37,41 @@ class Repeat(NamedTuple):
     body_hash: str
 
 
-def create_rl(
+def draft_rl(
     caller: Identity,
     model: Model,
     *,
     groups: list[TrajectoryGroup] | None,
     groups_url: str | None,
     config: RLConfig,
-    key: str | None,
-) -> Job:
-    """Queue a reinforcement-learning job on these trajectory groups, or on those that were uploaded."""
+    key: str | None = None,
+) -> Draft:
+    """A reinforcement-learning job on these trajectory groups, or on those that were uploaded."""
     if (groups is None) == (groups_url is None):
         raise Invalid("Send either trajectory_groups or trajectory_groups_url.", param="trajectory_groups")
     _check_supported(config)
     settled = config.model_dump(mode="json")
     body = b"" if groups is None else _GROUPS.dump_json(groups)
-    job = _new(caller, model, JobKind.RL, config={}, experimental=settled, url=groups_url)
-    repeat = Repeat(key, _digest(model.id, body, groups_url, settled))
-    return _create(
-        caller, job, repeat, body=None if groups is None else b'{"trajectory_groups":' + body + b"}"
+    return Draft(
+        _new(caller, model, JobKind.RL, config={}, experimental=settled, url=groups_url),
+        None if groups is None else b'{"trajectory_groups":' + body + b"}",
+        Repeat(key, _digest(model.id, body, groups_url, settled)),
     )
 
 
-def create_sft(
+def draft_sft(
     caller: Identity,
     model: Model,
     *,
     url: str,
     config: SFTConfig,
     experimental: SFTExperimentalConfig,
-    key: str | None,
-) -> Job:
-    """Queue a supervised fine-tuning job on an uploaded file of conversations."""
+    key: str | None = None,
+) -> Draft:
+    """A supervised fine-tuning job on a file of conversations."""
     settled, extra = config.model_dump(mode="json"), experimental.model_dump(mode="json")
     job = _new(caller, model, JobKind.SFT, config=settled, experimental=extra, url=url)
-    return _create(caller, job, Repeat(key, _digest(model.id, b"", url, [settled, extra])), body=None)
+    return Draft(job, None, Repeat(key, _digest(model.id, b"", url, [settled, extra])))
 
 
 def _new(
@@ -92,20 +101,18 @@ def _new(
     )
 
 
-def _create(caller: Identity, job: Job, repeat: Repeat, *, body: bytes | None) -> Job:
+def create(caller: Identity, draft: Draft) -> Job:
     """Store the input, record the job, then queue it: a queued job always has something to read.
 
     A job whose message could not be sent stays queued, and the sweep rings for it.
     """
+    job, repeat = draft.job, draft.repeat
     slot = hashlib.sha256(
         f"{'key' if repeat.key else 'auto'}:{repeat.key or repeat.body_hash}".encode()
     ).hexdigest()
     if (first := _first_of(caller, slot, repeat)) is not None:
         return first
-    if body is not None:
-        blobs.put_packed(job.input_key, body)
-    else:
-        _take_in(caller, job.training_data_url or "", job.input_key)
+    take_in(caller, draft, job.input_key)
     seconds = clock.now_ms() // 1000
     remembered = Idempotency(
         team=caller.team,
@@ -149,10 +156,13 @@ def _first_of(caller: Identity, slot: str, repeat: Repeat) -> Job | None:
     return job
 
 
-def _take_in(caller: Identity, url: str, key: str) -> None:
-    """Have the named data where the job will read it: what the client names may change or vanish before it runs."""
+def take_in(caller: Identity, draft: Draft, key: str) -> None:
+    """Have the input where it will be read: what the client names may change or vanish before the job runs."""
+    url = draft.job.training_data_url or ""
     scheme, _, rest = url.partition("://")
-    if scheme in ("https", "http"):
+    if draft.body is not None:
+        blobs.put_packed(key, draft.body)
+    elif scheme in ("https", "http"):
         most = settings().max_download_bytes
         try:
             body = outbound.download(url, most_bytes=most, seconds=settings().download_seconds)
