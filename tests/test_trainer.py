@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tuneyard import blobs, leases, table
+from tuneyard.errors import TrainingError
 from tuneyard.records import Checkpoint, Job
 from tuneyard_host.training import trainer, work
 
@@ -161,3 +162,53 @@ def test_only_one_worker_can_claim_a_job(api: TestClient, model: dict[str, Any])
 
     with pytest.raises(leases.NotYet):
         leases.claim(job["id"], worker="two")
+
+
+def test_the_reference_of_a_penalty_may_be_a_checkpoint_of_another_model(
+    api: TestClient, model: dict[str, Any]
+):
+    other = api.post("/v1/preview/models", json=MODEL | {"name": "teacher"}).json()
+    groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5), rollout("no", 0.75)]}]
+    rate = {"learning_rate": 0.003}
+    body = {"trajectory_groups": groups, "experimental_config": rate}
+    api.post("/v1/preview/training-jobs", json=body | {"model_id": other["id"]})
+    work_off(api)
+    penalty = {"kl_penalty_coef": 0.1, "kl_ref_adapter_path": "wandb-artifact:///acme/p/teacher"}
+    taught = api.post(
+        "/v1/preview/training-jobs",
+        json={"model_id": model["id"], "trajectory_groups": groups, "experimental_config": rate | penalty},
+    ).json()
+    work_off(api)
+
+    assert taught["experimental_config"]["kl_ref_adapter_path"] == "acme/p/teacher:step1"
+    step = next(e["data"] for e in events(api, taught["id"]) if e["type"] == "gradient_step")
+    assert step["kl_policy_ref"] < -1e-6 or step["kl_policy_ref"] > 1e-6
+    again = [table.get(Job, taught["id"])]
+    assert len({*work.replay(again[0])}) == 1
+    deleted = api.delete(f"/v1/preview/models/{other['id']}")
+    assert deleted.status_code == 200
+    with pytest.raises(TrainingError, match="'acme/p/teacher:step1', which this job needs, was deleted"):
+        work.replay(again[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("acme/p/nobody:step1", "is no checkpoint of yours"),
+        ("acme/p/agent", "is no checkpoint of yours"),
+        ("rivals/p/agent:step1", "is no checkpoint of yours"),
+        ("/etc/passwd", "paths are not taken"),
+        ("s3://bucket/adapter", "paths are not taken"),
+    ],
+)
+def test_a_reference_that_is_no_checkpoint_of_the_callers_is_refused(
+    api: TestClient, model: dict[str, Any], path: str, told: str
+):
+    config = {"kl_penalty_coef": 0.1, "kl_ref_adapter_path": path}
+    groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5)]}]
+    answer = api.post(
+        "/v1/preview/training-jobs",
+        json={"model_id": model["id"], "trajectory_groups": groups, "experimental_config": config},
+    )
+
+    assert answer.status_code == 422 and told in answer.json()["error"]["message"]

@@ -54,12 +54,13 @@ def create_training_job(
     body: CreateRlJob, caller: Caller, idempotency_key: IdempotencyKey = None
 ) -> dict[str, Any]:
     """Queue a reinforcement-learning job, or tell what it would do."""
+    model = models.get(caller, body.model_id)
     draft = submissions.draft_rl(
         caller,
-        models.get(caller, body.model_id),
+        model,
         groups=body.trajectory_groups,
         groups_url=body.trajectory_groups_url,
-        config=body.experimental_config or RLConfig(),
+        config=models.pin_reference(caller, model, body.experimental_config or RLConfig()),
         key=idempotency_key,
     )
     return trials.run(caller, draft) if body.validate_only else views.job(submissions.create(caller, draft))

@@ -87,6 +87,12 @@ def trainer(
     lock: Annotated[
         Path | None, typer.Option(help="A file that only one worker of that name may hold.", dir_okay=False)
     ] = None,
+    nproc: Annotated[
+        int, typer.Option(help="Processes that train each job together, one for each GPU.", min=1)
+    ] = 1,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Spread the base model over the processes (FSDP2).")
+    ] = False,
 ) -> None:
     """Work on training jobs, one after the other, until SIGTERM.
 
@@ -96,7 +102,11 @@ def trainer(
     with _told_in_a_sentence():
         from tuneyard_host.local import workers
 
-        workers.train(name, lock)
+        if nproc > 1:
+            given = [("--name", name), ("--lock", lock)]
+            options = [str(part) for pair in given if pair[1] is not None for part in pair]
+            workers.train_together(nproc, options + ["--shard"] * shard)
+        workers.train(name, lock, shard=shard)
 
 
 @app.command()

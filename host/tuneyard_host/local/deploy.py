@@ -123,12 +123,18 @@ def _finished(client: CloudFormationClient) -> dict[str, Any]:
         if not stack["StackStatus"].endswith("_IN_PROGRESS"):
             if stack["StackStatus"] in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
                 return dict(stack)
-            raise LocalError(f"template.yaml could not be deployed ({_reason(client)}). Correct it and start again.")
+            raise LocalError(
+                f"template.yaml could not be deployed ({_reason(client)}). Correct it and start again."
+            )
         time.sleep(0.03)
-    raise LocalError(f"template.yaml was not deployed within {SECONDS} seconds. The log of the emulator may say why.")
+    raise LocalError(
+        f"template.yaml was not deployed within {SECONDS} seconds. The log of the emulator may say why."
+    )
 
 
 def _reason(client: CloudFormationClient) -> str:
     events = client.describe_stack_events(StackName=STACK)["StackEvents"]
     failed = [event for event in reversed(events) if event.get("ResourceStatus", "").endswith("_FAILED")]
-    return "; ".join(f"{event['LogicalResourceId']}: {event.get('ResourceStatusReason', '')}" for event in failed[:1])
+    return "; ".join(
+        f"{event['LogicalResourceId']}: {event.get('ResourceStatusReason', '')}" for event in failed[:1]
+    )

@@ -78,13 +78,17 @@ class Guarded:
         elif scope["type"] != "http":
             await self.app(scope, receive, send)
         elif _from_elsewhere(scope):
-            await _answer(send, 403, "AccessDenied", "The emulator takes requests of this machine's programs alone.")
+            await _answer(
+                send, 403, "AccessDenied", "The emulator takes requests of this machine's programs alone."
+            )
         elif scope["path"] == SAVE:
             await self._save(send)
         elif _reads(scope):
             await self.app(scope, receive, send)
         elif self._cannot_keep():
-            await _answer(send, 507, "InsufficientStorage", "The disk of the state folder is full or not writable.")
+            await _answer(
+                send, 507, "InsufficientStorage", "The disk of the state folder is full or not writable."
+            )
         else:
             self.snapshots.changed()
             await self.app(scope, receive, send)

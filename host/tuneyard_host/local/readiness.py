@@ -60,5 +60,7 @@ def _until(true: Callable[[], bool], supervisor: Supervisor) -> None:
                     f"The {child.name} ended {child.deaths} times while it started; the end of {child.log} says why."
                 )
         if time.monotonic() > deadline:
-            raise LocalError(f"Not everything was ready after {SECONDS:g} seconds; see the logs beside {child.log}.")
+            raise LocalError(
+                f"Not everything was ready after {SECONDS:g} seconds; see the logs beside {child.log}."
+            )
         time.sleep(0.05)

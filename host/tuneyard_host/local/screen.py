@@ -44,5 +44,7 @@ def show(running: Running, state: Path) -> None:
     text = Text(_READY.format(**running._asdict(), state=state))
     text.highlight_regex(rf"{running.base_url}(/v1)?\b", style="cyan")
     text.highlight_words([running.api_key], style="yellow")
-    text.highlight_regex(r"(?m)^  (base URL|inference URL|API key|team|state, logs|ART|openai|curl) ", style="bold")
+    text.highlight_regex(
+        r"(?m)^  (base URL|inference URL|API key|team|state, logs|ART|openai|curl) ", style="bold"
+    )
     console.print(text)

@@ -42,7 +42,9 @@ def _zip(folder: Path, inside: str = "") -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not _NEVER & set(file.parts):
-                entry = zipfile.ZipInfo(inside + str(file.relative_to(folder)))  # dated 1980: same files, same bytes
+                entry = zipfile.ZipInfo(
+                    inside + str(file.relative_to(folder))
+                )  # dated 1980: same files, same bytes
                 entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
                 archive.writestr(entry, file.read_bytes())
     return buffer.getvalue()

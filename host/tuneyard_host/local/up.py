@@ -74,7 +74,9 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
         while True:
             supervisor.look()
             if (now_full := emulator.is_full(folder.path)) and not full:
-                say(f"The disk that holds {folder.path} is full: nothing can be stored until there is room on it.")
+                say(
+                    f"The disk that holds {folder.path} is full: nothing can be stored until there is room on it."
+                )
             full = now_full
             time.sleep(0.1)
 
@@ -82,7 +84,9 @@ def up(options: Options, *, announce: Callable[[Running], None], say: Say) -> No
 class _Stack:
     """The parts, started one after the other: each knows what the one before has found out."""
 
-    def __init__(self, folder: Folder, supervisor: Supervisor, cleanup: ExitStack, door: socket.socket) -> None:
+    def __init__(
+        self, folder: Folder, supervisor: Supervisor, cleanup: ExitStack, door: socket.socket
+    ) -> None:
         self.folder, self.supervisor, self.door = folder, supervisor, door
         self.remembered = folder.remember()
         self.emulator = cleanup.enter_context(ports.listen_again(self.remembered.get("emulator_port")))
@@ -97,7 +101,9 @@ class _Stack:
 
     def start(self) -> None:
         """Start everything; the emulator has what it needs, with the state of its last snapshot."""
-        own = environment.aws(self.endpoint) | emulator.environment(self.folder, port=ports.number(self.emulator))
+        own = environment.aws(self.endpoint) | emulator.environment(
+            self.folder, port=ports.number(self.emulator)
+        )
         self._add("emulator", "--folder", self.folder.aws, listener=self.emulator, settings=own)
         lock = self.folder.path / "trainer.lock"
         self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers")

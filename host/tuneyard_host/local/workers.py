@@ -7,27 +7,39 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
 from tuneyard_host.local.folder import LocalError
 
 
-def train(name: str | None, lock: Path | None) -> None:
+def train(name: str | None, lock: Path | None, *, shard: bool = False) -> None:
     """Work on jobs until SIGTERM or Ctrl-C; the job at hand is given back."""
-    held = None if lock is None else _hold(lock)
-    from tuneyard_host.training import (
-        trainer,  # takes seconds, in which SIGTERM may still end the process at once
+    first = os.environ.get("RANK", "0") == "0"
+    held = _hold(lock) if lock is not None and first else None
+    from tuneyard_host.training import (  # takes seconds, in which SIGTERM may still end the process at once
+        trainer,
+        world,
     )
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    world.join()
+    name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
-        trainer.serve(name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}", stop=stop)
+        trainer.serve(name=name, stop=stop, shard=shard)
+        world.leave()
     finally:
         if held is not None:
             os.close(held)
+
+
+def train_together(processes: int, arguments: list[str]) -> None:
+    """Become torchrun, with so many processes that train each job together."""
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    os.execv(sys.executable, [*run, "-m", "tuneyard_host.cli", "trainer", *arguments])  # noqa: S606
 
 
 def infer(host: str, port: int, fd: int | None) -> None:

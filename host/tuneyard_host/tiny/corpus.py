@@ -1,6 +1,6 @@
 """The corpus of `tuneyard/tiny`: an endless, seeded stream of small conversations.
 
-After the first lessons half are plain, a third follow a system prompt, the rest have tools; one in three hundred is long.
+After the first lessons half are plain, a third follow a system prompt, the rest have tools; some are long.
 """
 
 import json

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
 from tuneyard_host.bases import Base
+from tuneyard_host.training import world
 from tuneyard_host.training.logprobs import refuse_unknown
 from tuneyard_host.training.lora import Adapter, attach, fresh
 from tuneyard_host.training.norms import quicken
@@ -87,6 +88,10 @@ class Learner:
     def clear_gradient(self) -> None:
         """Forget the gradient: before the first ``backward`` of a step."""
         self._gradient.zero_()
+
+    def add_up_gradients(self) -> None:
+        """Make the gradient the sum of those of all processes: after the last ``backward`` of a step."""
+        world.add_up(self._gradient)
 
     def step(self, *, rate: float, weight_decay: float, clip: float) -> float:
         """One AdamW step along the gradient, scaled down to the norm ``clip``; returns its norm before that."""

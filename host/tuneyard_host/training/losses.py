@@ -6,7 +6,7 @@ order of the steps, are those of docs/training.md; the open reference is openpip
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -32,6 +32,28 @@ class Terms:
     num_histories: int
     reference: Tensor | None = None
     """(M,) log p_ref, when there is a KL penalty."""
+    count: int | None = None
+    """How many trained tokens the row has of which these are a part; None for a whole row."""
+    mean_divergence: float | None = None
+    """The mean of log p - log p_ref over that row; None for a whole row, which has it at hand."""
+
+    def part(
+        self, where: Tensor, history: Tensor, num_histories: int, mean_divergence: float | None
+    ) -> Terms:
+        """The terms of those tokens that ``where`` (M,) picks, whose histories are counted anew."""
+        picked = {
+            name: value[where]
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and name != "history"
+        }
+        return replace(
+            self,
+            **picked,
+            history=history,
+            num_histories=num_histories,
+            count=len(self.advantage),
+            mean_divergence=mean_divergence,
+        )
 
 
 def policy_loss(new: Tensor, terms: Terms, config: RLConfig) -> tuple[Tensor, dict[str, float]]:
@@ -55,9 +77,9 @@ def policy_loss(new: Tensor, terms: Terms, config: RLConfig) -> tuple[Tensor, di
     if config.kimi_k2_tau is not None:
         advantage = advantage - config.kimi_k2_tau * difference.detach()
     if terms.reference is not None:
-        known = terms.sampler if config.kl_penalty_source == "sample" else new
-        divergence = torch.where(known.isnan(), new, known).detach() - terms.reference
-        advantage = advantage + config.kl_penalty_coef * (divergence.mean() - divergence)
+        divergence = divergences(new, terms, config)
+        level = divergence.mean() if terms.mean_divergence is None else terms.mean_divergence
+        advantage = advantage + config.kl_penalty_coef * (level - divergence)
         told["kl_policy_ref"] = mean(divergence)
 
     if config.ppo:
@@ -66,8 +88,16 @@ def policy_loss(new: Tensor, terms: Terms, config: RLConfig) -> tuple[Tensor, di
         per_token = -ratio.detach().clamp(low, high) * advantage * new
     if (most := config.truncated_importance_sampling) is not None:
         per_token = per_token * truncated_weight(ratio, terms, config, most=most)
-    loss = (inside * terms.weight * per_token).sum() / max(len(new), 1)
-    return loss, told
+    count = len(new) if terms.count is None else terms.count
+    return (inside * terms.weight * per_token).sum() / max(count, 1), told
+
+
+def divergences(new: Tensor, terms: Terms, config: RLConfig) -> Tensor:
+    """k (M,) = log p - log p_ref, without a gradient; p is the present policy's or, where asked, the sampler's."""
+    if terms.reference is None:
+        return torch.zeros_like(new)
+    known = terms.sampler if config.kl_penalty_source == "sample" else new
+    return torch.where(known.isnan(), new, known).detach() - terms.reference
 
 
 def importance_ratio(difference: Tensor, terms: Terms, *, level: str) -> Tensor:
@@ -110,9 +140,9 @@ def _measure(ratio: Tensor, *, low: float, high: float) -> dict[str, float]:
     ratio = ratio.detach()
     return {
         "x/clip_fraction": mean(((ratio < low) | (ratio > high)).float()),
-        "x/ratio_min": finite(ratio.min()),
+        "x/ratio_min": finite(ratio.min()) if len(ratio) else 1.0,
         "x/ratio_mean": mean(ratio),
-        "x/ratio_max": finite(ratio.max()),
+        "x/ratio_max": finite(ratio.max()) if len(ratio) else 1.0,
     }
 
 

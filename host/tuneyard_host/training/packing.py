@@ -8,7 +8,7 @@ the sorted list.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -58,8 +58,14 @@ class Row:
     weights: Tensor
     history: Tensor
     """(M,) which of the row's histories a trained token belongs to."""
-    owners: list[int] = field(default_factory=list)
-    """The owner of each history."""
+    histories: Sequence[History] = ()
+    shared: Sequence[int] = ()
+    """How many tokens each history takes over from the one before it."""
+
+    @property
+    def owners(self) -> list[int]:
+        """The owner of each history."""
+        return [history.owner for history in self.histories]
 
     @property
     def num_trained(self) -> int:
@@ -68,8 +74,9 @@ class Row:
 
     def to(self, device: Any) -> Row:
         """The same row with its tensors on another device."""
-        tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return Row(**{**vars(self), **tensors})
+        found = vars(self).items()
+        tensors: Any = {name: value.to(device) for name, value in found if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
 
 def pack(histories: Sequence[History], *, length: int) -> list[Row]:
@@ -183,7 +190,8 @@ def build_row(histories: Sequence[History], shared: Sequence[int]) -> Row:
         advantages=torch.tensor(advantages, dtype=torch.float32),
         weights=torch.tensor(weights, dtype=torch.float32),
         history=torch.tensor(of, dtype=torch.long),
-        owners=[history.owner for history in histories],
+        histories=histories,
+        shared=shared,
     )
 
 

@@ -10,16 +10,28 @@ from tuneyard import blobs
 from tuneyard.errors import NotFound
 from tuneyard.records import Job
 from tuneyard_host.training.adapters import Learner
+from tuneyard_host.training.plans import Plan
 
 _SOONEST, _LATEST, _SHARE = 1.0, 60.0, 20
 """Seconds between two marks: twenty times what one costs, so that marks cost a job at most a twentieth."""
 
 
 class Mark(NamedTuple):
-    """The state after ``step`` gradient steps, and the sums of their metrics."""
+    """The state after ``step`` gradient steps, the sums of their metrics, and the ledger's ratios so far."""
 
     step: int
     total: dict[str, float]
+    ratios: dict[str, float]
+
+    def restore(self, plan: Plan) -> None:
+        """Put the ratios of the steps that are done into a plan made anew."""
+        for place, ratio in self.ratios.items():
+            plan.ledger[int(place)]["ratio"] = ratio
+
+
+def _ratios(plan: Plan) -> dict[str, float]:
+    """The ratios that a plan's ledger has so far, by their place in it, as JSON can hold them."""
+    return {str(at): row["ratio"] for at, row in enumerate(plan.ledger) if row.get("ratio") is not None}
 
 
 class Progress:
@@ -43,17 +55,17 @@ class Progress:
         except NotFound:
             return None
         learner.load(files, with_optimizer=True)
-        return Mark(manifest["step"], manifest["total"])
+        return Mark(manifest["step"], manifest["total"], manifest.get("ratios", {}))
 
-    def mark(self, learner: Learner, mark: Mark) -> None:
+    def mark(self, learner: Learner, plan: Plan, step: int, total: dict[str, float]) -> None:
         """Keep the learner's state, when the last mark is long enough ago; the manifest, which names the rest, last."""
         began = time.monotonic()
         if began - self._marked < min(_LATEST, max(_SOONEST, _SHARE * self._cost)):
             return
-        files = learner.files()
+        mark, files = Mark(step, total, _ratios(plan)), learner.files()
         for name, body in files.items():
             blobs.put(self._at(mark.step) + name, body)
-        manifest = {"step": mark.step, "total": mark.total, "files": sorted(files)}
+        manifest = {**mark._asdict(), "files": sorted(files)}
         blobs.put(f"{self._prefix}manifest.json", json.dumps(manifest).encode())
         self._marked = time.monotonic()
         self._cost = self._marked - began

@@ -22,10 +22,12 @@ from tuneyard.configs import UNSUPPORTED, RLConfig
 from tuneyard.errors import TrainingError
 from tuneyard.trajectories import TrajectoryGroup
 from tuneyard_host.bases import Base
-from tuneyard_host.training import batches, losses, plans
+from tuneyard_host.training import batches, losses, plans, world
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of, read_adapter
 from tuneyard_host.training.logprobs import of_row
+from tuneyard_host.training.lora import Adapter
 from tuneyard_host.training.packing import Row, pack, row_length
+from tuneyard_host.training.parts import Part, Room, Scored
 from tuneyard_host.training.plans import Plan
 
 WEIGHT_DECAY, CLIP = 0.1, 0.1
@@ -67,8 +69,10 @@ def steps(
     adapter that the job started from: a job with precalculate_logprobs that goes on in the middle re-scores
     with it.
     """
-    scored = _reference_scorer(learner, config, reference)
-    rescored = _rescore(plan, learner, config, start=start, before=before)
+    room = Room()
+    chunk = config.logprob_calculation_chunk_size
+    scored = _reference_scorer(learner, config, reference, room)
+    rescored = _rescore(plan, learner, config, room, start=start, before=before)
     for number, (row,) in list(enumerate(plan.rows))[start:]:
         began = time.perf_counter()
         row = row.to(device_of(learner.base))
@@ -81,18 +85,35 @@ def steps(
             num_histories=len(row.owners),
             reference=scored(row),
         )
-        learner.clear_gradient()
-        with learner.adapter.active(dropout_of(learner.lora, plan.seed, number)):
-            new, entropy = of_row(learner.base.model, row, chunk=config.logprob_calculation_chunk_size)
-            loss, told = losses.policy_loss(new, terms, config)
-            refuse_infinite(loss)
-            loss.backward()
+
+        def gradient(
+            parts: list[list[Part]], row: Row = row, number: int = number, terms: losses.Terms = terms
+        ) -> Scored:
+            """Add up the gradients of a row's parts; log p and entropy of all its tokens."""
+            mean_divergence = None
+            if terms.reference is not None and (len(parts[0]) > 1 or world.size() > 1):
+                new = _scored(learner, learner.adapter, parts[0], chunk)
+                mean_divergence = float(losses.divergences(new, terms, config).mean())
+            learner.clear_gradient()
+            found = Scored.of_size(row.num_trained, device_of(learner.base))
+            for index, part in enumerate(parts[0]):
+                with learner.adapter.active(dropout_of(learner.lora, plan.seed, number, index)):
+                    new, entropy = of_row(learner.base.model, part.row, chunk=chunk)
+                    its = terms.part(part.where, part.row.history, len(part.row.owners), mean_divergence)
+                    losses.policy_loss(new, its, config)[0].backward()
+                found.fill(part, new, entropy)
+            return found.added_up()
+
+        new, entropy = room.attempt([row], gradient)
+        learner.add_up_gradients()
+        loss, told = losses.policy_loss(new, terms, config)
+        refuse_infinite(float(loss))
         rate = learning_rate * len(row.owners) ** config.num_trajectories_learning_rate_multiplier_power
         norm = learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP)
         _note_ratios(plan, row, losses.ratio_sums(new, terms))
         yield {
-            "loss": float(loss.detach()),
-            "policy_loss": float(loss.detach()),
+            "loss": float(loss),
+            "policy_loss": float(loss),
             "entropy": losses.mean(entropy * row.weights),
             "grad_norm": norm,
             "learning_rate": rate,
@@ -109,28 +130,33 @@ def refuse_unsupported(config: RLConfig) -> None:
             raise TrainingError(sentence)
 
 
-def refuse_infinite(loss: Tensor) -> None:
+def refuse_infinite(loss: float) -> None:
     """Fail before the optimizer sees a loss that is not a number."""
-    if not math.isfinite(float(loss.detach())):
+    if not math.isfinite(loss):
         raise TrainingError(
             "The loss is not a finite number: training diverged, or the rollouts' logprobs are not this model's. "
             "Lower the learning rate, or start again from an earlier checkpoint."
         )
 
 
+def _scored(learner: Learner, adapter: Adapter | None, parts: list[Part], chunk: int) -> Tensor:
+    """log p (M,) of a row's tokens under an adapter, None for the base model, without a gradient."""
+    found = Scored.of_size(len(parts[0].where), device_of(learner.base))
+    for part in parts:
+        with torch.no_grad(), adapter.active() if adapter else nullcontext():
+            found.fill(part, *of_row(learner.base.model, part.row, chunk=chunk))
+    return found.added_up().logprobs
+
+
 def _reference_scorer(
-    learner: Learner, config: RLConfig, reference: Mapping[str, bytes] | None
+    learner: Learner, config: RLConfig, reference: Mapping[str, bytes] | None, room: Room
 ) -> Callable[[Row], Tensor | None]:
     """What scores a row's tokens by the KL penalty's reference; without a penalty, nothing does."""
     if not config.kl_penalty_coef:
         return lambda _: None
     adapter = None if reference is None else read_adapter(learner.base, reference)
-
-    def score(row: Row) -> Tensor:
-        with torch.no_grad(), adapter.active() if adapter else nullcontext():
-            return of_row(learner.base.model, row, chunk=config.logprob_calculation_chunk_size)[0]
-
-    return score
+    chunk = config.logprob_calculation_chunk_size
+    return lambda row: room.attempt([row], lambda parts: _scored(learner, adapter, parts[0], chunk))
 
 
 def _note_ratios(plan: Plan, row: Row, sums: list[float]) -> None:
@@ -141,7 +167,13 @@ def _note_ratios(plan: Plan, row: Row, sums: list[float]) -> None:
 
 
 def _rescore(
-    plan: Plan, learner: Learner, config: RLConfig, *, start: int, before: Mapping[str, bytes] | None
+    plan: Plan,
+    learner: Learner,
+    config: RLConfig,
+    room: Room,
+    *,
+    start: int,
+    before: Mapping[str, bytes] | None,
 ) -> dict[int, Tensor]:
     """With precalculate_logprobs, log p_old of each step's tokens under the weights that the job started from."""
     if not config.precalculate_logprobs:
@@ -151,15 +183,13 @@ def _rescore(
             "A job with precalculate_logprobs can only go on from the adapter that it started with."
         )
     adapter = read_adapter(learner.base, before) if start and before is not None else learner.adapter
-    with torch.no_grad(), adapter.active():
-        return {
-            number: of_row(
-                learner.base.model,
-                row.to(device_of(learner.base)),
-                chunk=config.logprob_calculation_chunk_size,
-            )[0]
-            for number, (row,) in list(enumerate(plan.rows))[start:]
-        }
+    chunk = config.logprob_calculation_chunk_size
+    return {
+        number: room.attempt(
+            [row.to(device_of(learner.base))], lambda parts: _scored(learner, adapter, parts[0], chunk)
+        )
+        for number, (row,) in list(enumerate(plan.rows))[start:]
+    }
 
 
 def _notes(groups: Sequence[TrajectoryGroup], ledger: list[dict[str, Any]], config: RLConfig) -> list[str]:

@@ -18,7 +18,8 @@ from tuneyard_host.training import losses, plans
 from tuneyard_host.training.adapters import Learner, device_of, dropout_of
 from tuneyard_host.training.batches import NO_TRAINED_TOKENS, TOO_LONG
 from tuneyard_host.training.logprobs import of_row
-from tuneyard_host.training.packing import MOST_ROW, History, pack
+from tuneyard_host.training.packing import MOST_ROW, History, Row, pack
+from tuneyard_host.training.parts import Part, Room, Scored
 from tuneyard_host.training.plans import Plan
 from tuneyard_host.training.rl import refuse_infinite
 from tuneyard_host.training.templates import Message, Template, template_message, template_tools
@@ -90,31 +91,40 @@ def steps(
 
     ``learning_rate`` is the base model's own, for a job that sets none.
     """
-    base = learner.base
+    room = Room()
     for number, rows in list(enumerate(plan.rows))[start:]:
         began = time.perf_counter()
         rate = _rate(config, number, default=LEARNING_RATE if learning_rate is None else learning_rate)
+        rows = [row.to(device_of(learner.base)) for row in rows]
         trained = sum(row.num_trained for row in rows)
-        told = {
-            "loss": 0.0,
-            "entropy": 0.0,
-            "grad_norm": 0.0,
+
+        def gradient(
+            parts: list[list[Part]], rows: list[Row] = rows, number: int = number, trained: int = trained
+        ) -> list[Scored]:
+            """Add up the gradients of a batch's rows; log p and entropy of all their tokens."""
+            learner.clear_gradient()
+            found = [Scored.of_size(row.num_trained, device_of(learner.base)) for row in rows]
+            for index, (its, scored) in enumerate(zip(parts, found, strict=True)):
+                for place, part in enumerate(its):
+                    with learner.adapter.active(dropout_of(learner.lora, plan.seed, number, index, place)):
+                        new, entropy = of_row(learner.base.model, part.row, chunk=CHUNK)
+                        losses.cross_entropy(new, count=trained).backward()
+                    scored.fill(part, new, entropy)
+            return [scored.added_up() for scored in found]
+
+        scored = room.attempt(rows, gradient)
+        learner.add_up_gradients()
+        loss = sum(float(losses.cross_entropy(each.logprobs, count=trained)) for each in scored)
+        refuse_infinite(loss)
+        computed = sum(len(row.ids) for row in rows)
+        yield {
+            "loss": loss,
+            "entropy": sum(float(each.entropies.sum()) for each in scored) / max(1, trained),
+            "grad_norm": learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP) if trained else 0.0,
             "learning_rate": rate,
             "num_trainable_tokens": trained,
+            "tokens_per_second": computed / (time.perf_counter() - began),
         }
-        learner.clear_gradient()
-        for part, row in enumerate(rows):
-            with learner.adapter.active(dropout_of(learner.lora, plan.seed, number, part)):
-                new, entropy = of_row(base.model, row.to(device_of(base)), chunk=CHUNK)
-                loss = losses.cross_entropy(new, count=trained)
-                refuse_infinite(loss)
-                loss.backward()
-            told["loss"] += float(loss.detach())
-            told["entropy"] += float(entropy.sum()) / trained
-        if trained:
-            told["grad_norm"] = learner.step(rate=rate, weight_decay=WEIGHT_DECAY, clip=CLIP)
-        computed = sum(len(row.ids) for row in rows)
-        yield told | {"tokens_per_second": computed / (time.perf_counter() - began)}
 
 
 def _history(

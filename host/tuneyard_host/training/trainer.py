@@ -21,30 +21,50 @@ from tuneyard.leases import Lost, NotYet
 from tuneyard.records import Job
 from tuneyard.settings import settings
 from tuneyard_host import bases
-from tuneyard_host.training import work
+from tuneyard_host.training import work, world
 from tuneyard_host.training.work import Stopped, Teller
 
 logger = Logger(service="trainer")
 _SEEN_EVERY_SECONDS = 20
 
 
-def serve(*, name: str, stop: threading.Event) -> None:
-    """Train jobs until told to stop; ``name`` belongs to this process alone, so its earlier life's jobs are its own."""
+def serve(*, name: str, stop: threading.Event, shard: bool = False) -> None:
+    """Train jobs until told to stop; ``name`` belongs to this process alone, so its earlier life's jobs are its own.
+
+    Under torchrun process 0 does that, and the others compute with it. ``shard`` spreads the base model over them.
+    """
     for spec in settings().base_models[:1]:
         bases.load(spec)
+    if world.rank():
+        _follow(shard=shard)
+        return
     for job in leases.left_behind(name):
-        _take(job.id, None, name=name, stop=stop)
+        _take(job.id, None, name=name, stop=stop, shard=shard)
     seen = -_SEEN_EVERY_SECONDS * 1.0
     while not stop.is_set():
         if time.monotonic() - seen > _SEEN_EVERY_SECONDS:
             workers.seen("trainer", name)
+            world.agreed(None)
             seen = time.monotonic()
         message = queues.receive_job(wait_seconds=2, visible_after=round(settings().lease_seconds))
         if message is not None:
-            _take(message.job_id, message, name=name, stop=stop)
+            _take(message.job_id, message, name=name, stop=stop, shard=shard)
+    world.agreed("stop")
 
 
-def _take(job_id: str, message: queues.Message | None, *, name: str, stop: threading.Event) -> None:
+def _follow(*, shard: bool) -> None:
+    """Compute with process 0 whatever it takes on, until it stops."""
+    while (order := world.agreed(None)) != "stop":
+        if isinstance(order, tuple):
+            try:
+                work.follow(*order, shard=shard)
+            except TrainingError:
+                logger.info("job failed here as it does in process 0")
+
+
+def _take(
+    job_id: str, message: queues.Message | None, *, name: str, stop: threading.Event, shard: bool
+) -> None:
     try:
         job = leases.claim(job_id, worker=name)
     except NotYet:
@@ -53,26 +73,26 @@ def _take(job_id: str, message: queues.Message | None, *, name: str, stop: threa
         return
     if job is not None:
         with Heartbeat(job, message, name):
-            _train(job, stop)
+            _train(job, stop, shard=shard)
     if message is not None:
         queues.delete(message)
 
 
-def _train(job: Job, stop: threading.Event) -> None:
+def _train(job: Job, stop: threading.Event, *, shard: bool) -> None:
     """Run a job to its end, whatever that is: what is wrong with its data ends the job, and the worker lives.
 
     AWS out of reach is not the job's fault: that ends the worker, and the job goes on when a worker is back.
     """
     teller = Teller(job, stop)
     try:
-        work.run(job, teller)
+        work.run(job, teller, shard=shard)
         logger.info("job succeeded", job_id=job.id)
     except TrainingError as error:
         _fail(teller.job, str(error))
     except (MemoryError, torch.OutOfMemoryError):
         _fail(
             teller.job,
-            "The worker ran out of memory. Send shorter trajectories or a smaller packed_sequence_length.",
+            "The worker ran out of memory before its first step. Send less in one job, or use a larger worker.",
         )
     except Lost:
         logger.warning("job is no longer ours", job_id=job.id)

@@ -17,16 +17,16 @@ import transformers
 from pydantic import TypeAdapter, ValidationError
 
 import tuneyard
-from tuneyard import blobs, leases, models, table
+from tuneyard import blobs, checkpoints, leases, models, table
 from tuneyard.configs import RLConfig, SFTConfig, SFTExperimentalConfig
 from tuneyard.errors import Invalid, NotFound, TrainingError
 from tuneyard.leases import Lost
-from tuneyard.records import Checkpoint, Job, JobKind, Model
+from tuneyard.records import Checkpoint, Identity, Job, JobKind, Model, Role
 from tuneyard.settings import BaseModelSpec
 from tuneyard.trajectories import TrajectoryGroup
 from tuneyard_host import bases
 from tuneyard_host.bases import Base
-from tuneyard_host.training import adapters, rl, sft
+from tuneyard_host.training import adapters, rl, sft, world
 from tuneyard_host.training.adapters import ADAPTER, CONFIG, OPTIMIZER, Learner
 from tuneyard_host.training.plans import Plan
 from tuneyard_host.training.progress import Mark, Progress
@@ -65,35 +65,70 @@ Steps = Callable[[int], Iterator[dict[str, float]]]
 """The gradient steps of a job from a number on: a dictionary of metrics for each."""
 
 
-def run(job: Job, teller: Teller) -> None:
-    """Load, plan, step, step, commit: each step is an event, and the checkpoint appears together with the last one."""
+def run(job: Job, teller: Teller, *, shard: bool = False) -> None:
+    """Load, plan, step, step, commit: each step is an event, and the checkpoint appears together with the last one.
+
+    In a world of several processes the others take part by ``follow``.
+    """
     model = table.get(Model, job.model_id)
     if model is None:
         raise Lost
-    learner, body = adapters.learner_for(bases.load(base_spec(job)), model.lora), read_input(job)
-    plan, steps = prepare(job, body, learner)
-    started = {"num_sequences": plan.num_sequences}
-    teller.tell("training_started", started, **started, num_trained_tokens=plan.num_trained_tokens)
-    if plan.warnings or plan.notes:
-        teller.tell(
-            "warning",
-            {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."},
+    world.agreed((job, model))
+    try:
+        learner, body = _learner(job, model, shard=shard), read_input(job)
+        plan, steps = prepare(job, body, learner)
+        started = {"num_sequences": plan.num_sequences}
+        teller.tell("training_started", started, **started, num_trained_tokens=plan.num_trained_tokens)
+        if plan.warnings or plan.notes:
+            teller.tell(
+                "warning",
+                {"dropped": plan.warnings, "message": " ".join(plan.notes) or "Some input was dropped."},
+            )
+        progress = Progress(job)
+        mark = progress.load(learner, told=job.steps_done) or Mark(0, {}, {})
+        mark.restore(plan)
+        done, total = mark.step, mark.total
+        teller.pass_over(done)
+        for number, metrics in enumerate(_in_step(steps(done)), start=done + 1):
+            teller.tell("gradient_step", metrics, steps_done=number)
+            total = {name: total.get(name, 0.0) + value for name, value in metrics.items()}
+            progress.mark(learner, plan, number, total)
+        leases.commit(
+            teller.job,
+            step=model.last_step + 1,
+            files=learner.files() | {"ledger.parquet": as_parquet(plan.ledger)},
+            metrics={name: value / plan.num_sequences for name, value in total.items()},
+            lineage=_lineage(job, learner, body),
         )
-    progress = Progress(job)
-    done, total = progress.load(learner, told=job.steps_done) or Mark(0, {})
-    teller.pass_over(done)
-    for number, metrics in enumerate(steps(done), start=done + 1):
-        teller.tell("gradient_step", metrics, steps_done=number)
-        total = {name: total.get(name, 0.0) + value for name, value in metrics.items()}
-        progress.mark(learner, Mark(number, total))
-    leases.commit(
-        teller.job,
-        step=model.last_step + 1,
-        files=learner.files() | {"ledger.parquet": as_parquet(plan.ledger)},
-        metrics={name: value / plan.num_sequences for name, value in total.items()},
-        lineage=_lineage(job, learner, body),
-    )
-    progress.forget()
+        progress.forget()
+    finally:
+        world.agreed(None)
+
+
+def follow(job: Job, model: Model, *, shard: bool) -> None:
+    """Take part in a job that process 0 runs: the same plan and the same steps, and nothing told or stored."""
+    learner = _learner(job, model, shard=shard)
+    plan, steps = prepare(job, read_input(job), learner)
+    mark = Progress(job).load(learner, told=job.steps_done) or Mark(0, {}, {})
+    mark.restore(plan)
+    for _ in _in_step(steps(mark.step)):
+        pass
+
+
+def _in_step(steps: Iterator[dict[str, float]]) -> Iterator[dict[str, float]]:
+    """The gradient steps, each taken when process 0 asks for it, until it says anything else."""
+    while world.agreed("step") == "step":
+        metrics = next(steps, None)
+        if metrics is None:
+            return
+        yield metrics
+
+
+def _learner(job: Job, model: Model, *, shard: bool) -> Learner:
+    learner = adapters.learner_for(bases.load(base_spec(job)), model.lora)
+    if shard:
+        world.shard(learner.base.model)
+    return learner
 
 
 def replay(job: Job) -> tuple[str, str]:
@@ -203,10 +238,22 @@ def _reference(job: Job, config: RLConfig) -> dict[str, bytes] | None:
 
 def reference_checkpoint(job: Job, config: RLConfig) -> Checkpoint | None:
     """The checkpoint that the KL penalty holds on to, None for the base model or where there is no penalty."""
+    if config.kl_ref_adapter_path is not None:
+        return _named_checkpoint(job, config.kl_ref_adapter_path) if config.kl_penalty_coef else None
     step = config.kl_penalty_reference_step
     if config.kl_penalty_step_lag is not None:
         step = max(0, (job.parent_step or 0) - config.kl_penalty_step_lag)
     return _checkpoint(job, step) if step and config.kl_penalty_coef else None
+
+
+def _named_checkpoint(job: Job, name: str) -> Checkpoint:
+    """The checkpoint ``entity/project/name:stepN``, as the job's owner may read it."""
+    collection, _, alias = name.partition(":")
+    model = models.named(Identity(job.team, job.created_by, Role.MEMBER, ""), collection)
+    found = None if model is None else checkpoints.find(model, alias)
+    if found is None:
+        raise TrainingError(f"The checkpoint {name!r}, which this job needs, was deleted. Start a new job.")
+    return found
 
 
 def base_spec(job: Job) -> BaseModelSpec:

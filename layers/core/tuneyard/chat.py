@@ -16,7 +16,6 @@ from tuneyard.errors import Forbidden, Invalid, ModelNotFound, Unavailable
 from tuneyard.records import Identity, Model
 from tuneyard.settings import settings
 
-_SCHEME = "wandb-artifact:///"
 _TIMEOUT = httpx.Timeout(600, connect=5)
 
 
@@ -44,7 +43,7 @@ def resolve(caller: Identity, name: str) -> Target:
     """
     if any(spec.id == name for spec in models.base_models()):
         return Target(name, None, trained=False)
-    collection, _, alias = name.removeprefix(_SCHEME).partition(":")
+    collection, _, alias = name.removeprefix(models.SCHEME).partition(":")
     model = models.named(caller, collection) if collection.count("/") == 2 else None
     if model is None:
         raise ModelNotFound(
@@ -158,7 +157,7 @@ def _client(_loop: asyncio.AbstractEventLoop) -> httpx.AsyncClient:
 
 
 def _trained_entry(model: Model) -> dict[str, Any]:
-    return _entry(f"{_SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000)
+    return _entry(f"{models.SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000)
 
 
 def _entry(name: str, owner: str, root: str, created: int) -> dict[str, Any]:

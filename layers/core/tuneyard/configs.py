@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 Rate = Annotated[FiniteFloat, Field(ge=0)]
 UNSUPPORTED = {
-    "kl_ref_adapter_path": "kl_ref_adapter_path is not supported; name a checkpoint of the model itself by "
-    "kl_penalty_reference_step or kl_penalty_step_lag.",
     "scale_learning_rate_by_reward_std_dev": "scale_learning_rate_by_reward_std_dev is not supported; leave it out.",
 }
 """Options of ``RLConfig`` that are known and refused, each with the sentence that says so."""
@@ -89,10 +87,9 @@ class RLConfig(Config):
             and self.scale_rewards
         ):
             raise ValueError("normalize_advantages=false means scale_rewards=false; send one of them")
-        if self.kl_penalty_reference_step is not None and self.kl_penalty_step_lag is not None:
-            raise ValueError(
-                "kl_penalty_reference_step and kl_penalty_step_lag exclude each other; send one of them"
-            )
+        references = ("kl_penalty_reference_step", "kl_penalty_step_lag", "kl_ref_adapter_path")
+        if len(given := [name for name in references if getattr(self, name) is not None]) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other; send one of them")
         scale = self.scale_rewards and self.normalize_advantages is not False
         epsilon = self.epsilon if self.epsilon is not None else (0.2 if ppo else 1.0)
         high_default = epsilon if ppo or self.epsilon is not None else 4.0

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from aws_lambda_powertools import Logger
 from boto3.dynamodb.conditions import Attr, ConditionBase
 from starlette.concurrency import run_in_threadpool
 
@@ -21,6 +22,8 @@ from tuneyard.records import (
     Model,
     OpenJob,
 )
+
+logger = Logger(service="tuneyard")
 
 
 def get(caller: Identity, job_id: str) -> Job:
@@ -190,7 +193,8 @@ def publish(*happened: ArtifactEvent) -> None:
     for one in happened:
         try:
             bus.publish(one)
-        except Exception:  # noqa: S112  the row stays due, and the sweep publishes it
+        except Exception:
+            logger.exception("event not published yet; the sweep will do it", event_id=one.id)
             continue
         table.write(table.Update(ArtifactEvent, (one.id,), set={"published_at": clock.now_ms()}, drop="due"))
 

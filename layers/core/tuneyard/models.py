@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from boto3.dynamodb.conditions import Attr
 
-from tuneyard import blobs, clock, ids, table
-from tuneyard.configs import LoraSettings
+from tuneyard import blobs, checkpoints, clock, ids, table
+from tuneyard.configs import LoraSettings, RLConfig
 from tuneyard.errors import Conflict, Forbidden, Invalid, NotFound
 from tuneyard.jobs import cancel_all
 from tuneyard.records import REGISTRY_PROJECT, Alias, Checkpoint, Collection, Identity, Label, Model, Run
 from tuneyard.settings import BaseModelSpec, settings
+
+SCHEME = "wandb-artifact:///"
+"""What a trained model's name may begin with."""
 
 
 def base_models() -> list[BaseModelSpec]:
@@ -103,6 +106,30 @@ def named(caller: Identity, collection: str) -> Model | None:
     if collection.split("/")[0] != caller.team:
         return None
     return _named(collection)
+
+
+def pin_reference(caller: Identity, of: Model, config: RLConfig) -> RLConfig:
+    """The config with its ``kl_ref_adapter_path`` named by step, so that an alias that moves changes nothing.
+
+    Raises Invalid when that is no checkpoint that the caller may read, or of another base model.
+    """
+    if (name := config.kl_ref_adapter_path) is None:
+        return config
+    collection, _, alias = name.removeprefix(SCHEME).partition(":")
+    model = named(caller, collection)
+    checkpoint = None if model is None else checkpoints.find(model, alias or "latest")
+    if model is None or checkpoint is None:
+        raise Invalid(
+            f"kl_ref_adapter_path {name!r} is no checkpoint of yours. Name one as entity/project/name:step3; paths are "
+            "not taken.",
+            param="experimental_config.kl_ref_adapter_path",
+        )
+    if model.base_model != of.base_model:
+        raise Invalid(
+            f"{name!r} is an adapter of {model.base_model!r}, and this model's base is {of.base_model!r}.",
+            param="experimental_config.kl_ref_adapter_path",
+        )
+    return config.model_copy(update={"kl_ref_adapter_path": f"{collection}:step{checkpoint.step}"})
 
 
 def page(
