@@ -183,3 +183,51 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path):
         os.kill(stack.pid, signal.SIGKILL)
 
         assert left_of(family, seconds=25) == []
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_job_together(stack: Stack):
+    alone = process_named(stack, "trainer")
+    alone.suspend()
+    known = json.loads((stack.state / "environment.json").read_text())
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tuneyard_host.cli",
+        "trainer",
+        "--name",
+        "pair",
+        "--nproc",
+        "2",
+    ]
+    try:
+        time.sleep(3)  # what it may have asked the queue for comes back empty
+        with (
+            subprocess.Popen(command, env=os.environ | known | {"OMP_NUM_THREADS": "1"}) as pair,
+            http(stack) as client,
+        ):
+            model = make_model(client, "together")
+            rollouts = [
+                {"messages_and_choices": [*ASK, {"role": "assistant", "content": answer}], "reward": reward}
+                for answer, reward in (("yes", 0.0), ("no", 0.5), ("maybe", 1.0))
+            ]
+            config = {"allow_training_without_logprobs": True}
+            made = []
+            for rate in (1e-3, 2e-3):
+                body = {"model_id": model["id"], "trajectory_groups": [{"trajectories": rollouts}]}
+                body["experimental_config"] = config | {"learning_rate": rate}
+                made.append(client.post("/v1/preview/training-jobs", json=body).json()["id"])
+            path = f"/v1/preview/training-jobs/{made[-1]}"
+            until(lambda: client.get(path).json()["status"] in ("succeeded", "failed"), seconds=200)
+            job = client.get(path).json()
+            told = client.get(f"{path}/events").json()["data"]
+            pair.send_signal(signal.SIGTERM)
+            assert pair.wait(60) in (0, -signal.SIGTERM, 1)
+    finally:
+        alone.resume()
+
+    assert job["status"] == "succeeded", job
+    assert [event["type"] for event in told] == ["training_started", "gradient_step", "training_ended"]
+    assert job["checkpoint_step"] == 2
