@@ -29,11 +29,12 @@ lint: .venv/dev
 	$(BIN)/lint-imports
 	$(BIN)/cfn-lint template.yaml
 
-bench: .venv/dev ## The benchmarks.
+bench: .venv/bench ## The benchmarks.
 	$(BIN)/python benchmarks/run.py
 
 lock: .venv/uv ## Resolve pyproject.toml anew into requirements/ and the layer's requirements.
 	$(call lock,requirements/dev.txt,--extra dev --upgrade)
+	$(call lock,requirements/bench.txt,--extra bench -c requirements/dev.txt)
 	$(call lock,requirements/local.txt,--extra local -c requirements/dev.txt)
 	$(call lock,layers/core/requirements.txt,-c requirements/dev.txt)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from measuring import Result
 
 HERE = Path(__file__).parent
-ALL = ["imports", "handlers", "pages", "jobs"]
+ALL = ["imports", "handlers", "pages", "jobs", "training"]
 
 
 def main(names: list[str]) -> None:
