@@ -154,8 +154,8 @@ class Bench:
         self.of, self.version, _ = artifacts.add_version(
             self.caller, "acme/p", "data", files={}, metadata={"a": 1}
         )
-        self.match = Consumer(self.settings.event_queue_url, module.match, most=4)
-        self.send = Consumer(self.settings.delivery_queue_url, module.send, most=senders)
+        self.match = Consumer(self.settings.event_queue_url, module.match, most=4, hidden=15)
+        self.send = Consumer(self.settings.delivery_queue_url, module.send, most=senders, hidden=60)
 
     def automation(self, path: str, scope: str = "acme/p", **more: Any) -> str:
         """A webhook and an automation of every alias."""
@@ -264,7 +264,7 @@ def deliveries_a_second(bench: Bench, many: int) -> None:
         bench.fire()
     while queues.waiting(bench.settings.delivery_queue_url) < many:
         time.sleep(0.2)
-    bench.send = type(bench.send)(bench.send.queue_url, bench.send.handler, most=bench.send.most)
+    bench.send = type(bench.send)(bench.send.queue_url, bench.send.handler, most=bench.send.most, hidden=60)
     began = time.time()
     bench.send.start()
     rate = many / (bench.arrived("/rate", many=many, every=0.5)[-1] - began)

@@ -7,9 +7,12 @@ import hmac
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import boto3
 import httpx
 import psutil
 import pytest
@@ -82,6 +85,15 @@ class Customer:
         until(lambda: self.get(f"/v1/preview/training-jobs/{job['id']}")["status"] == "succeeded")
         return model
 
+    def every(self, path: str) -> list[dict[str, Any]]:
+        """All pages of a list."""
+        page = self.get(path, limit=100)
+        found = list(page["data"])
+        while page["has_more"]:
+            page = self.get(path, limit=100, after=page["last_id"])
+            found += page["data"]
+        return found
+
     def arrived(self, path: str, many: int = 1) -> list[Received]:
         until(lambda: len(self.receiver.at(path)) >= many)
         return self.receiver.at(path)
@@ -97,6 +109,14 @@ def until(true: Callable[[], bool], seconds: float = 90) -> None:
     while not true():
         assert time.monotonic() < deadline, "it took too long"
         time.sleep(0.1)
+
+
+def kill_sender(stack: Any) -> None:
+    """Kill the sender's process with whatever it has in hand; the stack starts another."""
+    for child in psutil.Process(stack.pid).children():
+        with suppress(psutil.Error):
+            if "sender" in child.cmdline():
+                child.kill()
 
 
 @pytest.fixture
@@ -174,8 +194,7 @@ def test_an_endpoint_that_never_answers_delays_nobody_and_a_killed_sender_loses_
     customer.arrived("/healthy", 30)
     assert time.monotonic() - began < 15
 
-    children = psutil.Process(stack.pid).children()
-    next(child for child in children if "sender" in child.cmdline()).kill()
+    kill_sender(stack)
     for number in range(5):
         customer.put(f"{data}/0/tags/after-{number}")
 
@@ -185,3 +204,51 @@ def test_an_endpoint_that_never_answers_delays_nobody_and_a_killed_sender_loses_
 
     until(lambda: statuses() == ["succeeded"] * 35, seconds=240)
     assert len({got.headers["webhook-id"] for got in customer.receiver.at("/healthy")}) == 35
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_thousand_automations_on_one_event_are_a_thousand_deliveries_whoever_is_killed(
+    customer: Customer, stack: Any
+):
+    hooks = [customer.webhook(customer.receiver.url(f"/{number}"), secret="SIGNING") for number in range(20)]
+    made = {customer.automation(hooks[n % 20], "ADD_ARTIFACT_TAG", tag_regex="^go$") for n in range(1000)}
+    data = f"/v1/projects/{customer.team}/{customer.project}/collections/data/versions"
+    customer.post(data, {})
+
+    customer.put(f"{data}/0/tags/go")
+    until(lambda: bool(customer.receiver.received))
+    first = customer.get(f"/v1/deliveries/{customer.receiver.received[0].headers['webhook-id']}")
+    for _ in range(3):
+        publish_again(stack, first["event"])
+        kill_sender(stack)
+        time.sleep(4)
+
+    rows: list[dict[str, Any]] = []
+
+    def finished() -> bool:
+        rows[:] = [row for hook in hooks for row in customer.every(f"/v1/teams/{customer.team}/webhooks/{hook}/deliveries")]
+        return len(rows) >= 1000 and {row["status"] for row in rows} == {"succeeded"}
+
+    until(finished, seconds=300)
+    assert {row["automation_id"] for row in rows} == made and len(rows) == 1000
+    times = Counter(got.headers["webhook-id"] for got in customer.receiver.received)
+    assert set(times) == {row["id"] for row in rows}
+    for id in (id for id, many in times.items() if many > 1):
+        outcomes = [one["outcome"] for one in customer.get(f"/v1/deliveries/{id}")["attempts"]]
+        assert times[id] <= len(outcomes) == outcomes.count("unknown") + 1
+
+
+def publish_again(stack: Any, event: dict[str, str]) -> None:
+    """Put an event on the bus once more, as EventBridge may by itself."""
+    known = json.loads((stack.state / "environment.json").read_text())
+    bus = boto3.client(
+        "events",
+        endpoint_url=known["AWS_ENDPOINT_URL"],
+        region_name=known["AWS_REGION"],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    detail = {"Source": "tuneyard", "DetailType": event["type"], "Detail": json.dumps({"id": event["id"]})}
+    told = bus.put_events(Entries=[detail | {"EventBusName": known["TUNEYARD_BUS_NAME"]}])
+    assert told["FailedEntryCount"] == 0

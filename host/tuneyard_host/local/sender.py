@@ -24,8 +24,8 @@ def serve() -> None:
         signal.signal(number, lambda *_: stop.set())
     module = doors.module("webhook_sender")
     consumers = [
-        Consumer(settings().event_queue_url, module.match, most=MATCHERS),
-        Consumer(settings().delivery_queue_url, module.send, most=SENDERS),
+        Consumer(settings().event_queue_url, module.match, most=MATCHERS, hidden=15),
+        Consumer(settings().delivery_queue_url, module.send, most=SENDERS, hidden=60),
     ]
     for consumer in consumers:
         consumer.start()
