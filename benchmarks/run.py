@@ -8,6 +8,7 @@ A benchmark is a module with ``measure() -> list[Result]``; to add one, add its 
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import subprocess
 import sys
@@ -17,31 +18,33 @@ from pathlib import Path
 from measuring import Result
 
 HERE = Path(__file__).parent
-ALL = ["imports", "handlers", "pages", "jobs", "training"]
+ALL = ["imports", "handlers", "pages", "jobs", "training", "inference", "webhooks"]
 
 
 def main(names: list[str]) -> None:
     """Measure, and replace the sections of RESULTS.md that were measured."""
     sections = _sections()
     for name in names or ALL:
-        began = time.monotonic()
+        began, load = time.monotonic(), os.getloadavg()[0]
         module = importlib.import_module(name)
         results: list[Result] = module.measure()
-        sections[name] = _section(name, module.__doc__ or "", results, time.monotonic() - began)
+        sections[name] = _section(name, module.__doc__ or "", results, time.monotonic() - began, load)
         sys.stdout.write(sections[name] + "\n")
     body = "\n".join(sections[name] for name in ALL if name in sections)
     (HERE / "RESULTS.md").write_text(f"# Results\n\nWritten by `make bench`.\n\n{body}")
 
 
-def _section(name: str, about: str, results: list[Result], seconds: float) -> str:
+def _section(name: str, about: str, results: list[Result], seconds: float, load: float) -> str:
     commit = _output("git", "rev-parse", "--short", "HEAD")
     changed = " with changes" if _output("git", "status", "--porcelain", "--untracked-files=no") else ""
+    busy = ": other work was going on, so only ratios mean something" if load > 0.5 else ""
     lines = [
         f"## {name}",
         "",
         about.strip(),
         "",
         f"`python benchmarks/run.py {name}`, commit {commit}{changed}, {_machine()}, {seconds:.0f} s.",
+        f"Load average when it began {load:.1f}{busy}.",
         "",
         "| | ours | peer | ratio | goal |",
         "|---|---|---|---|---|",

@@ -1,13 +1,13 @@
-"""How fast webhooks are: against a bare loop that signs and posts, beside a dead endpoint, and with a long history.
+"""How fast webhooks are: from event to POST, beside a dead endpoint, against a bare loop that signs and posts.
 
-Run it with ``python benchmarks/webhooks.py [--rows 100000] [--senders 16]``. It starts the emulated AWS and a receiver
-as processes of their own, and the real match and send handlers in threads of this one. Read the ratios: the absolute
-numbers are those of the machine and of the emulator, which answers each call for the table in about a millisecond.
+The first rows are of a running local stack and its public API. The others are of the real match and send handlers in
+threads of one process, with the emulated AWS and the receiver as processes of their own. The emulator answers a call
+for the table in some milliseconds of the same processor and sorts a whole partition for each page, so a page's time
+grows there with the partition; what DynamoDB bills and takes its time for are the rows that a query evaluates.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -27,7 +27,10 @@ from typing import Any
 
 import httpx
 
+from measuring import Result, stack
+
 ROOT = Path(__file__).parent.parent
+SENDERS, ROWS, ROUNDS = 16, 100_000, 10
 Times = dict[str, float]
 """When each delivery first came in, by path and id."""
 
@@ -107,7 +110,18 @@ def surroundings() -> Iterator[str]:
         wait_for(f"{endpoint}/_ministack/health")
         wait_for(f"{hooks}/ok")
         deploy()
+        forget()
         yield hooks
+
+
+def forget() -> None:
+    """Make every cached client and setting anew: another benchmark may have used another stack."""
+    from tuneyard import blobs, bus, queues, table, vault
+    from tuneyard.settings import settings
+
+    settings.cache_clear()
+    for edge in (table, blobs, queues, bus, vault):
+        edge._client.cache_clear()
 
 
 def deploy() -> None:
@@ -135,10 +149,31 @@ def deploy() -> None:
     os.environ["TUNEYARD_BASE_MODELS"] = '[{"id": "b", "source": "b"}]'
 
 
+class Hooks:
+    """What came in at the receiver."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self._client = address, httpx.Client(timeout=30)
+
+    def times(self, path: str) -> list[float]:
+        """When the deliveries on a path came in, in order."""
+        found: Times = self._client.get(f"{self.address}/times").json()
+        return sorted(when for name, when in found.items() if name.startswith(f"{path} "))
+
+    def arrived(self, path: str, *, many: int, every: float = 0.01, seconds: float = 300) -> list[float]:
+        """When the first so many deliveries on a path came in."""
+        until = time.time() + seconds
+        while len(found := self.times(path)) < many:
+            if time.time() > until:
+                raise SystemExit(f"only {len(found)} of {many} deliveries came in")
+            time.sleep(every)
+        return found
+
+
 class Bench:
     """A team with a data set, and threads that match and send."""
 
-    def __init__(self, hooks: str, senders: int) -> None:
+    def __init__(self, hooks: str) -> None:
         from tuneyard import artifacts, credentials, teams
         from tuneyard.records import Identity, Role
         from tuneyard.settings import settings
@@ -146,7 +181,7 @@ class Bench:
         from tuneyard_host.local.consumers import Consumer
 
         module = doors.modules()["webhook_sender"]
-        self.hooks, self.settings, self.client = hooks, settings(), httpx.Client(timeout=30)
+        self.hooks, self.settings = Hooks(hooks), settings()
         self.caller = Identity("acme", "ada", Role.ADMIN, "k")
         teams.create_team("acme")
         teams.create_key(team="acme", user="ada", role=Role.ADMIN)
@@ -154,16 +189,16 @@ class Bench:
         self.of, self.version, _ = artifacts.add_version(
             self.caller, "acme/p", "data", files={}, metadata={"a": 1}
         )
-        self.match = Consumer(self.settings.event_queue_url, module.match, most=4)
-        self.send = Consumer(self.settings.delivery_queue_url, module.send, most=senders)
+        self.match = Consumer(self.settings.event_queue_url, module.match, most=4, hidden=15)
+        self.send = Consumer(self.settings.delivery_queue_url, module.send, most=SENDERS, hidden=60)
 
-    def automation(self, path: str, scope: str = "acme/p", **more: Any) -> str:
+    def automation(self, path: str) -> str:
         """A webhook and an automation of every alias."""
         from tuneyard import automations, webhooks
         from tuneyard.records import EventType
 
         hook = webhooks.create(
-            self.caller, name="n", url=self.hooks + path, access_token=None, secret="SIGN", own_host=""
+            self.caller, name="n", url=self.hooks.address + path, access_token=None, secret="SIGN", own_host=""
         )
         fields = {
             "name": "a",
@@ -171,7 +206,7 @@ class Bench:
             "alias_regex": ".",
             "webhook_id": hook.id,
         }
-        return automations.create(self.caller, scope=scope, fields=fields | more).id
+        return automations.create(self.caller, scope="acme/p", fields=fields).id
 
     def delete(self, automation_id: str) -> None:
         """Delete an automation."""
@@ -185,40 +220,6 @@ class Bench:
 
         labels.add_alias(self.caller, self.of, self.version, secrets.token_hex(8))
         return time.time()
-
-    def times(self, path: str) -> list[float]:
-        """When the deliveries on a path came in, in order."""
-        found: Times = self.client.get(f"{self.hooks}/times").json()
-        return sorted(when for name, when in found.items() if name.startswith(f"{path} "))
-
-    def arrived(self, path: str, *, many: int, every: float = 0.01, seconds: float = 300) -> list[float]:
-        """When the first so many deliveries on a path came in."""
-        until = time.time() + seconds
-        while len(found := self.times(path)) < many:
-            if time.time() > until:
-                raise SystemExit(f"only {len(found)} of {many} deliveries came in")
-            time.sleep(every)
-        return found
-
-    def latencies(self, path: str, many: int) -> list[float]:
-        """Seconds from the API's answer to the request at the endpoint, one event after the other."""
-        known = len(self.times(path))
-        found = []
-        for number in range(1, many + 1):
-            began = self.fire()
-            found.append(self.arrived(path, many=known + number)[-1] - began)
-        return sorted(found)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which this share of the values lies."""
-    return values[min(len(values) - 1, int(share * len(values)))]
-
-
-def told(name: str, text: str) -> None:
-    """One line of the report."""
-    sys.stdout.write(f"{name:44} {text}\n")
-    sys.stdout.flush()
 
 
 def bare_loop(url: str, many: int, *, pooled: bool) -> float:
@@ -235,26 +236,87 @@ def bare_loop(url: str, many: int, *, pooled: bool) -> float:
         return many / (time.perf_counter() - began)
 
 
-def from_event_to_post(bench: Bench) -> None:
-    """The time from the API's answer to the POST, with a second endpoint that is healthy too, and one that is dead."""
-    measured, other = bench.automation("/measured"), bench.automation("/other")
-    bench.latencies("/measured", 5)
-    alone = bench.latencies("/measured", 100)
-    bench.delete(other)
-    dead = bench.automation("/dead")
-    beside = bench.latencies("/measured", 100)
-    for id in (measured, dead):
-        bench.delete(id)
-    p50, p99 = (percentile(alone, share) * 1e3 for share in (0.5, 0.99))
-    told("event to POST", f"p50 {p50:.0f} ms, p99 {p99:.0f} ms")
-    dead50, dead99 = (percentile(beside, share) * 1e3 for share in (0.5, 0.99))
-    told(
-        "... beside a dead endpoint",
-        f"p50 {dead50:.0f} ms, p99 {dead99:.0f} ms; ratios {dead50 / p50:.2f}, {dead99 / p99:.2f}",
-    )
+class Customer:
+    """A team of the local stack, by its public API, with a data set to name."""
+
+    def __init__(self, http: httpx.Client, team: str, hooks: Hooks) -> None:
+        self.http, self.team, self.hooks = http, team, hooks
+        self.data = f"/v1/projects/{team}/bench/collections/data/versions"
+        self._ok(http.put(f"/v1/teams/{team}/secrets/SIGN", json={"value": secrets.token_hex(32)}))
+        self._ok(http.post(self.data, json={}))
+
+    def webhook(self, path: str) -> str:
+        """A signed webhook, called for each alias by turns of six automations, of which none may fire too often."""
+        body = {"name": "n", "url": self.hooks.address + path, "secret": "SIGN"}
+        hook = str(self._ok(self.http.post(f"/v1/teams/{self.team}/webhooks", json=body))["id"])
+        scope = {"type": "project", "entity": self.team, "project": "bench"}
+        for turn in range(6):
+            more = {"event": "ADD_ARTIFACT_ALIAS", "alias_regex": f"^{turn}-", "webhook_id": hook}
+            body = {"name": "a", "team": self.team, "scope": scope} | more
+            self._ok(self.http.post("/v1/automations", json=body))
+        return hook
+
+    def enable(self, hook: str, enabled: bool) -> None:
+        """Switch the automations of a webhook on or off."""
+        rows = self._ok(self.http.get("/v1/automations", params={"webhook_id": hook, "limit": 100}))["data"]
+        for row in rows:
+            self._ok(self.http.patch(f"/v1/automations/{row['id']}", json={"enabled": enabled}))
+
+    def latencies(self, path: str, many: int) -> list[float]:
+        """Seconds from the API's answer to the request at the endpoint, one event after the other."""
+        known = len(self.hooks.times(path))
+        found = []
+        for number in range(1, many + 1):
+            self._ok(self.http.put(f"{self.data}/0/aliases/{number % 6}-{secrets.token_hex(4)}"))
+            began = time.time()
+            found.append(self.hooks.arrived(path, many=known + number)[-1] - began)
+        return found
+
+    @staticmethod
+    def _ok(answer: httpx.Response) -> dict[str, Any]:
+        answer.raise_for_status()
+        return dict(answer.json())
 
 
-def deliveries_a_second(bench: Bench, many: int) -> None:
+def percentile(values: list[float], share: float) -> float:
+    """The milliseconds below which this share of the values, given in seconds, lies."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3
+
+
+def from_event_to_post() -> list[Result]:
+    """The time from the API's answer to the POST: beside a second endpoint that is well or dead, in turns."""
+    receiver = free_port()
+    with (
+        process(sys.executable, __file__, "--receive", str(receiver)),
+        stack() as (http, told, _),
+    ):
+        wait_for(f"http://127.0.0.1:{receiver}/ok")
+        customer = Customer(http, told["team"], Hooks(f"http://127.0.0.1:{receiver}"))
+        customer.webhook("/measured")
+        others = {"/other": customer.webhook("/other"), "/dead": customer.webhook("/dead")}
+        customer.latencies("/measured", 6)
+        taken: dict[str, list[float]] = {path: [] for path in others}
+        for turn in range(ROUNDS * 2):
+            now, then = ("/other", "/dead") if turn % 2 else ("/dead", "/other")
+            customer.enable(others[then], False)
+            customer.enable(others[now], True)
+            taken[now] += customer.latencies("/measured", 10)
+    well, dead = taken["/other"], taken["/dead"]
+    return [
+        Result("event to POST, p50", f"{percentile(well, 0.5):.0f} ms"),
+        Result("event to POST, p99", f"{percentile(well, 0.99):.0f} ms"),
+        Result.of(
+            "p50 beside a dead endpoint, peer: beside one that is well",
+            percentile(dead, 0.5), percentile(well, 0.5), "ms", "<= 1.1",
+        ),
+        Result.of(
+            "p99 beside a dead endpoint, peer: beside one that is well",
+            percentile(dead, 0.99), percentile(well, 0.99), "ms", "<= 1.1",
+        ),
+    ]  # fmt: skip
+
+
+def deliveries_a_second(bench: Bench, many: int) -> list[Result]:
     """Deliveries of rows that are there already, to 20 webhooks, against the bare loops."""
     from tuneyard import queues
 
@@ -264,19 +326,21 @@ def deliveries_a_second(bench: Bench, many: int) -> None:
         bench.fire()
     while queues.waiting(bench.settings.delivery_queue_url) < many:
         time.sleep(0.2)
-    bench.send = type(bench.send)(bench.send.queue_url, bench.send.handler, most=bench.send.most)
+    bench.send = type(bench.send)(bench.send.queue_url, bench.send.handler, most=SENDERS, hidden=60)
     began = time.time()
     bench.send.start()
-    rate = many / (bench.arrived("/rate", many=many, every=0.5)[-1] - began)
-    pooled, fresh = (bare_loop(f"{bench.hooks}/ok", many, pooled=pooled) for pooled in (True, False))
-    told("deliveries a second", f"{rate:.0f}, each claimed, signed, sent and recorded in the table")
-    told("... bare httpx loop, a connection for each", f"{fresh:.0f} a second; ratio {rate / fresh:.2f}")
-    told("... bare httpx loop, one connection", f"{pooled:.0f} a second; ratio {rate / pooled:.2f}")
+    rate = many / (bench.hooks.arrived("/rate", many=many, every=0.5)[-1] - began)
+    fresh, pooled = (bare_loop(f"{bench.hooks.address}/ok", many, pooled=pooled) for pooled in (False, True))
     for id in made:
         bench.delete(id)
+    told = "claimed, signed, sent and recorded, peer: bare httpx loop,"
+    return [
+        Result.of(f"deliveries {told} a connection for each", rate, fresh, "a second", ">= 0.7"),
+        Result.of(f"deliveries {told} one connection", rate, pooled, "a second"),
+    ]
 
 
-def fan_out(bench: Bench, many: int) -> None:
+def fan_out(bench: Bench, many: int) -> list[Result]:
     """One event that a thousand automations listen to, with 20 webhooks between them."""
     from tuneyard import ids, table
     from tuneyard.webhook_records import Automation, Delivery
@@ -289,25 +353,39 @@ def fan_out(bench: Bench, many: int) -> None:
         made.append(ids.new())
         table.write(table.Put(seed.model_copy(update={"id": made[-1]})))
     began = bench.fire()
-    took = bench.arrived("/fan", many=many, every=0.5)[-1] - began
+    took = bench.hooks.arrived("/fan", many=many, every=0.5)[-1] - began
     time.sleep(2)
-    rows = [row for id in made for row in table.listed(Delivery, "by_trigger", id, limit=10)]
-    sent = len(bench.times("/fan"))
-    told(
-        f"fan-out of {many}",
-        f"{len(rows)} rows, {sent} ids at the endpoint, the last POST after {took:.1f} s",
-    )
+    rows = sum(len(table.listed(Delivery, "by_trigger", id, limit=10)) for id in made)
+    sent = len(bench.hooks.times("/fan"))
     for id in made:
         table.write(table.Delete(Automation, (id,)))
+    return [
+        Result.of(f"fan-out of {many}: rows, peer: automations", rows, many, "rows", "1.00"),
+        Result.of(f"fan-out of {many}: ids at the endpoint", sent, many, "ids", "1.00"),
+        Result(f"fan-out of {many}: the last POST after", f"{took:.1f} s"),
+    ]
 
 
-def history(bench: Bench, rows: int) -> None:
-    """The first, a middle and the last page of a webhook's history, short and long."""
+class Evaluated:
+    """How many rows the queries evaluate that are made meanwhile."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __call__(self, parsed: dict[str, Any], **_: Any) -> None:
+        self.rows += parsed.get("ScannedCount", 0)
+
+
+def history(bench: Bench) -> list[Result]:
+    """The first page of a webhook's history and one from its middle, at 100 deliveries and at 100,000."""
     from tuneyard import deliveries, table
     from tuneyard.webhook_records import Delivery, DeliveryStatus
 
+    evaluated = Evaluated()
+    client = table._client()
+    client.meta.events.register("after-call.dynamodb.Query", evaluated)
+
     def filled(owner: str, many: int) -> None:
-        client = table._client()
         for start in range(0, many, 25):
             puts: Any = []
             for number in range(start, min(many, start + 25)):
@@ -319,46 +397,43 @@ def history(bench: Bench, rows: int) -> None:
                 puts.append({"PutRequest": {"Item": table._item(row)}})
             client.batch_write_item(RequestItems={bench.settings.table_name: puts})
 
-    def page(owner: str, after: str | None) -> float:
-        began = time.perf_counter()
+    def page(owner: str, after: str | None) -> tuple[float, int]:
+        evaluated.rows, began = 0, time.perf_counter()
         found = deliveries.page("by_webhook", owner, after=after, limit=21, descending=True)
         assert len(found) == 21
-        return time.perf_counter() - began
+        return time.perf_counter() - began, evaluated.rows
 
-    taken = {}
-    for owner, many in (("short", 100), ("long", rows)):
+    sizes = {"short": 100, "long": ROWS}
+    for owner, many in sizes.items():
         filled(owner, many)
-        middle = f"msg_{owner}{many // 2:08d}"
-        taken[owner] = [statistics.median(page(owner, after) for _ in range(20)) for after in (None, middle)]
-    for place, name in enumerate(("first", "middle")):
-        short, long = taken["short"][place], taken["long"][place]
-        told(
-            f"history, {name} page of 20",
-            f"100 rows {short * 1e3:.1f} ms, {rows} rows {long * 1e3:.1f} ms; ratio {long / short:.2f}",
-        )
+    results = []
+    for name, share in (("first", None), ("middle", 0.5)):
+        rows, times = {}, {}
+        for owner, many in sizes.items():
+            after = None if share is None else f"msg_{owner}{int(many * share):08d}"
+            taken = [page(owner, after) for _ in range(5)]
+            times[owner], rows[owner] = statistics.median(one for one, _ in taken) * 1e3, taken[0][1]
+        at = f"{name} page of history at {ROWS:,} deliveries, peer: at 100"
+        results += [
+            Result.of(f"{at}: rows evaluated", rows["long"], rows["short"], "rows", "<= 1.2"),
+            Result.of(f"{at}: on the emulator", times["long"], times["short"], "ms"),
+        ]
+    return results
 
 
-def main() -> None:
-    """Run everything and print the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--receive", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--senders", type=int, default=16, help="deliveries that are sent at the same time")
-    parser.add_argument("--rows", type=int, default=100_000, help="rows of the long history")
-    chosen = parser.parse_args()
-    if chosen.receive:
-        asyncio.run(receive(chosen.receive))
-        return
+def measure() -> list[Result]:
+    """Run everything."""
+    results = from_event_to_post()
     with surroundings() as hooks:
-        bench = Bench(hooks, chosen.senders)
+        bench = Bench(hooks)
         bench.match.start()
         bench.send.start()
-        from_event_to_post(bench)
-        deliveries_a_second(bench, 600)
-        fan_out(bench, 1000)
+        results += deliveries_a_second(bench, 600)
+        results += fan_out(bench, 1000)
         bench.match.stop()
         bench.send.stop()
-        history(bench, chosen.rows)
+        return results + history(bench)
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(receive(int(sys.argv[sys.argv.index("--receive") + 1])))

@@ -241,6 +241,49 @@ def test_410_disables_the_webhook_and_holds_the_rest_until_it_is_enabled(
     assert office.delivery(waiting["id"])["status"] == "succeeded"
 
 
+def test_a_webhook_disabled_by_hand_holds_what_is_due_and_sends_it_when_it_is_enabled(
+    office: Office, receiver: Receiver, api: TestClient
+):
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook)
+    path = f"/v1/teams/acme/webhooks/{webhook}"
+    assert api.patch(path, json={"enabled": False}).json()["disabled_reason"] == "It was disabled by hand."
+    office.alias(office.version(), "x")
+    office.run()
+    (held,) = office.history(automation)
+    assert held["status"] == "held" and receiver.received == []
+    assert api.post(f"/v1/deliveries/{held['id']}/redeliver").status_code == 409
+
+    api.patch(path, json={"enabled": True})
+    office.run()
+
+    assert office.delivery(held["id"])["status"] == "succeeded" and len(receiver.received) == 1
+
+
+def test_what_was_just_to_be_held_when_its_webhook_was_enabled_is_sent(
+    office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook)
+    path = f"/v1/teams/acme/webhooks/{webhook}"
+    api.patch(path, json={"enabled": False})
+    office.alias(office.version(), "x")
+    move = deliveries.move
+
+    def too_late(*given: Any, **changes: Any) -> Any:
+        if changes.get("status") is DeliveryStatus.HELD:
+            api.patch(path, json={"enabled": True})
+        return move(*given, **changes)
+
+    monkeypatch.setattr(deliveries, "move", too_late)
+    office.run()
+    office.turn(minutes=2)
+    deliveries.sweep(office.now)
+    office.run()
+
+    assert [row["status"] for row in office.history(automation)] == ["succeeded"]
+
+
 def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     office: Office, receiver: Receiver, api: TestClient
 ):
@@ -374,6 +417,16 @@ def test_an_endpoint_that_echoes_secrets_finds_them_masked_everywhere(
     assert json.loads(shown["payload"]) == {"a": "***", "b": "***"}
     assert "***" in shown["attempts"][0]["body"] and "***" in shown["attempts"][0]["headers"]["x-echo"]
     assert "***" in tested["body"]
+
+
+def test_an_answer_that_cannot_be_read_is_quoted_without_the_secrets(office: Office, receiver: Receiver):
+    office.secret("TOKEN", "ghp_secret")
+    told = raw(b"HTTP/1.1 200 OK\r\nBearer ghp_secret\r\n\r\n")
+
+    shown = office.delivery(office.fire(receiver.on("/hook", told), access_token="TOKEN"))
+
+    assert shown["status"] == "pending" and "***" in shown["attempts"][0]["error"]
+    assert "ghp_secret" not in json.dumps(shown)
 
 
 def test_fixing_the_url_heals_what_is_pending(office: Office, receiver: Receiver, api: TestClient):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
 import resource
 import socket
@@ -10,20 +9,16 @@ import ssl
 import threading
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
 from tuneyard import guard, outbound
 from tuneyard.settings import settings
 from tuneyard.webhook_records import Answer
-from webhook_fixtures import Receiver, answer, configured, drip, raw, receiver, receiving, reset  # noqa: F401
+from webhook_fixtures import Receiver, answer, authority, configured, drip, raw, receiver, receiving, reset  # noqa: F401
 
 BAD_URLS = [
     "http://example.com/", "file:///etc/passwd", "ftp://example.com/", "gopher://example.com/", "//example.com/",
@@ -278,34 +273,6 @@ def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: py
 )
 def test_an_answer_that_is_none_is_told_from_one_that_is(receiver: Receiver, script: Any, outcome: str):
     assert posted(receiver.on("/hook", script)).outcome == outcome
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Iterator[tuple[Path, ssl.SSLContext]]:
-    """A certificate of ``secure.example``, and the server's half of it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "secure.example")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("secure.example")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
-    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, private)
-    outbound._tls.cache_clear()
-    yield cert, context
-    outbound._tls.cache_clear()
 
 
 def test_a_certificate_must_be_trusted_and_the_hosts_own(

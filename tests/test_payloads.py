@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -52,6 +53,46 @@ def test_any_metadata_round_trips(metadata: dict[str, Any]):
             assert got == value
         else:
             assert got == "" if value is None else json.loads(got) == value
+
+
+PARTS = st.sampled_from(["${alias}", "${tag}", "${artifact_metadata.k}", "${KEY}", "${ACCESS_TOKEN}", "$", "}", '"'])
+FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{"), max_size=20)
+TEMPLATES = st.dictionaries(
+    FIELDS,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.lists(PARTS | FIELDS, max_size=4).map("".join),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(FIELDS, inner, max_size=4),
+        max_leaves=10,
+    ),
+    max_size=5,
+)
+HOSTILE = TEXT | st.sampled_from(['","admin":true,"x":"', "\\", "\0\u2028", "${KEY}", "$${", "]}", "\u202e🚀"])
+
+
+def filled(node: Any, values: dict[str, str]) -> Any:
+    """A template filled by hand: the text between variables, the values where they stand, ``${`` for ``$${``."""
+    if isinstance(node, dict):
+        return {key: filled(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [filled(value, values) for value in node]
+    if not isinstance(node, str):
+        return node
+    return "".join(values.get(part, part) for part in re.split(r"(\$\$\{|\$\{[^}]*\})", node))
+
+
+@given(TEMPLATES, st.tuples(*[HOSTILE] * 5))
+def test_any_values_leave_valid_json_with_the_keys_and_strings_of_the_template(
+    template: dict[str, Any], told: tuple[str, ...]
+):
+    alias, tag, metadata, key, token = told
+    payloads.check(json.dumps(template), secret="KEY")
+
+    body = rendered(
+        template, {"KEY": key, "ACCESS_TOKEN": token}, alias=alias, tag=tag, metadata={"k": metadata}
+    )
+
+    names = ("${alias}", "${tag}", "${artifact_metadata.k}", "${KEY}", "${ACCESS_TOKEN}")
+    assert body == filled(template, dict(zip(names, told, strict=True)) | {"$${": "${"})
 
 
 @given(TEXT, TEXT)

@@ -326,6 +326,22 @@ def test_the_result_of_a_job_is_a_row_of_its_models_run(api: TestClient, model: 
     assert api.get(f"/v1/preview/training-jobs/{job.id}").json()["status"] == JobStatus.SUCCEEDED
 
 
+def test_each_gradient_step_is_a_row_of_its_models_run_and_an_event_once(
+    api: TestClient, model: dict[str, Any]
+):
+    made = api.post("/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": [GROUP]})
+    job = leases.claim(made.json()["id"], worker="w")
+    assert job is not None
+    leases.report(job, "gradient_step", {"loss": 1.5, "reward": 1}, steps_done=1)
+
+    with pytest.raises(leases.Lost):
+        leases.report(job, "gradient_step", {"loss": 1.5, "reward": 1}, steps_done=1)
+
+    (row,) = api.get("/v1/projects/acme/p/runs/agent/metrics").json()["data"]
+    assert row["metrics"] == {"gradient_step/loss": 1.5, "gradient_step/reward": 1.0}
+    assert [kind for kind, _ in events()].count("RUN_METRIC") == 1
+
+
 def test_the_last_values_of_a_metric_are_found_between_rows_without_it(
     api: TestClient, model: dict[str, Any], caller: Identity
 ):

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from tuneyard import auth, table, teams
 from tuneyard.records import Role
 from tuneyard.webhook_records import Secret
+from tuneyard_host.local import doors
 from webhook_fixtures import Office, Receiver, configured, office, receiver  # noqa: F401
 
 PROJECT = {"type": "project", "entity": "acme", "project": "p"}
@@ -65,44 +67,39 @@ def test_a_team_is_never_left_without_an_administrator(api: TestClient):
     assert api.delete("/v1/teams/acme/members/ada").status_code == 409
 
 
+def requests_of(*functions: str, **values: str) -> list[tuple[str, str]]:
+    """Method and path of every route of these functions that names something, with the values in its place."""
+    routes = [route for name in functions for route in doors.modules()[name].router.routes]
+    return [
+        (method, route.path.format_map(values))
+        for route in routes
+        if isinstance(route, APIRoute) and "{" in route.path
+        for method in route.methods
+    ]
+
+
 def test_members_read_and_change_nothing(
     office: Office, receiver: Receiver, api: TestClient, member: dict[str, str]
 ):
     office.secret("S", "v")
-    webhook = office.webhook(receiver.url())
-    automation = office.automation(webhook)
-    hook = f"/v1/teams/acme/webhooks/{webhook}"
+    delivery = office.fire(receiver.url())
+    webhook, automation = office.row(delivery).webhook_id, office.row(delivery).automation_id
+    known = {"webhook_id": webhook, "automation_id": automation, "delivery_id": delivery, "team": "acme"}
+    new = {"name": "a", "team": "acme", "scope": PROJECT, "event": "LINK_ARTIFACT", "webhook_id": webhook}
 
-    for path in (
-        "/v1/teams/acme/members", "/v1/teams/acme/api-keys", "/v1/teams/acme/secrets", "/v1/teams/acme/webhooks", hook,
-        f"{hook}/deliveries", "/v1/automations", f"/v1/automations/{automation}",
-        f"/v1/automations/{automation}/executions",
-    ):  # fmt: skip
-        assert (api.get(path, headers=member).status_code, path) == (200, path)
-    new = {"name": "n", "url": receiver.url()}
-    for method, path, body in (
-        ("PUT", "/v1/teams/acme/members/eva", {}),
-        ("DELETE", "/v1/teams/acme/members/ada", None),
-        ("POST", "/v1/teams/acme/api-keys", {}),
-        ("DELETE", "/v1/teams/acme/api-keys/x", None),
-        ("PUT", "/v1/teams/acme/secrets/T", {"value": "v"}),
-        ("DELETE", "/v1/teams/acme/secrets/S", None),
-        ("POST", "/v1/teams/acme/webhooks", new),
-        ("POST", "/v1/teams/acme/webhooks/test", new),
-        ("PATCH", hook, {"name": "x"}),
-        ("DELETE", hook, None),
-        ("POST", f"{hook}/test", {}),
-        ("POST", f"{hook}/recover", {"since": "2027-01-01T00:00:00Z"}),
-        ("PATCH", f"/v1/automations/{automation}", {"name": "x"}),
-        ("DELETE", f"/v1/automations/{automation}", None),
-        (
-            "POST",
-            "/v1/automations",
-            {"name": "a", "team": "acme", "scope": PROJECT, "event": "LINK_ARTIFACT", "webhook_id": webhook},
-        ),
-    ):
-        sentence = refused(api.request(method, path, json=body, headers=member))
-        assert "administrator" in sentence
+    answers = {
+        (method, path): api.request(method, path, json=None if method == "GET" else {}, headers=member)
+        for method, path in requests_of("teams", "automations", **known, user="ada", key_id="k", name="S")
+    }
+    answers["POST", "/v1/automations"] = api.post("/v1/automations", json=new, headers=member)
+
+    assert len(answers) > 20
+    for (method, path), answered in answers.items():
+        if method == "GET":
+            assert (answered.status_code, path) == (200, path)
+        else:
+            assert "administrator" in refused(answered), (method, path)
+    assert len(receiver.received) == 1 and office.history(automation)[0]["attempt_count"] == 1
 
 
 def test_a_member_may_be_granted_a_project_or_a_registry(
@@ -132,24 +129,15 @@ def test_another_teams_things_are_404_and_cannot_be_used(
     office.secret("S", "v")
     delivery = office.fire(receiver.url(), secret="S")
     webhook, automation = office.row(delivery).webhook_id, office.row(delivery).automation_id
-    hook = f"/v1/teams/acme/webhooks/{webhook}"
+    key_id = api.get("/v1/teams/acme/api-keys").json()["data"][0]["id"]
+    things = {"webhook_id": webhook, "automation_id": automation, "delivery_id": delivery}
+    names = {"user": "ada", "key_id": key_id, "name": "S"}
 
-    for method, path, body in (
-        ("GET", "/v1/teams/acme/members", None),
-        ("GET", "/v1/teams/acme/secrets", None),
-        ("PUT", "/v1/teams/acme/secrets/S", {"value": "x"}),
-        ("GET", "/v1/teams/acme/webhooks", None),
-        ("GET", hook, None),
-        ("PATCH", hook, {"name": "x"}),
-        ("POST", f"{hook}/test", {}),
-        ("GET", f"/v1/teams/rivals/webhooks/{webhook}", None),
-        ("GET", f"/v1/automations/{automation}", None),
-        ("DELETE", f"/v1/automations/{automation}", None),
-        ("GET", f"/v1/automations/{automation}/executions", None),
-        ("GET", f"/v1/deliveries/{delivery}", None),
-        ("POST", f"/v1/deliveries/{delivery}/redeliver", None),
-    ):
-        answer = api.request(method, path, json=body, headers=stranger)
+    theirs = requests_of("teams", "automations", **things, **names, team="acme")
+    as_mine = requests_of("automations", **things, team="rivals")
+    as_mine += [("DELETE", f"/v1/teams/rivals/{one}") for one in ("members/ada", f"api-keys/{key_id}", "secrets/S")]
+    for method, path in [*theirs, *(one for one in as_mine if webhook in one[1] or one[0] == "DELETE")]:
+        answer = api.request(method, path, json=None if method == "GET" else {}, headers=stranger)
         assert (answer.status_code, method, path) == (404, method, path)
     assert api.get("/v1/automations", headers=stranger).json()["data"] == []
     body = {"name": "a", "team": "rivals", "event": "LINK_ARTIFACT", "webhook_id": webhook, "scope": REGISTRY}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import socket
@@ -12,13 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 
-from tuneyard import automations, clock, deliveries, sender, table
+from tuneyard import automations, clock, deliveries, outbound, sender, table
 from tuneyard.queues import Ring
 from tuneyard.settings import Settings, settings
 from tuneyard.webhook_records import Delivery
@@ -179,6 +184,34 @@ def receiver(configured: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rece
     settings.cache_clear()
     with receiving() as one:
         yield one
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[tuple[Path, ssl.SSLContext]]:
+    """A certificate of ``secure.example``, and the server's half of it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "secure.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("secure.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, private)
+    outbound._tls.cache_clear()
+    yield cert, context
+    outbound._tls.cache_clear()
 
 
 @dataclass

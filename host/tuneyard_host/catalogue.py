@@ -6,7 +6,7 @@ import json
 import re
 from typing import NamedTuple
 
-from tuneyard import artifacts, jobs, payloads, runs
+from tuneyard import artifacts, bus, jobs, payloads, runs, webhooks
 from tuneyard.records import (
     ArtifactEvent,
     Collection,
@@ -20,10 +20,12 @@ from tuneyard.records import (
     RunRow,
     Version,
 )
+from tuneyard.webhook_records import Webhook
 
 _START, _END = "<!-- events -->", "<!-- /events -->"
 PATTERN = re.compile(f"{_START}.*?{_END}", re.DOTALL)
 _WHEN, _MODEL = 1_767_225_600_000, "6d2c2f6e-1f5b-4f0e-9a3b-7c1d8e9f0a12"
+_EVENT = "1f0c1b5e-6d0a-4a57-9d0e-0c3f6f1f2a11"
 
 
 class Example(NamedTuple):
@@ -39,7 +41,7 @@ def markdown() -> str:
     parts = [_START]
     for example in _examples():
         event = example.event.model_copy(
-            update={"id": "1f0c1b5e-6d0a-4a57-9d0e-0c3f6f1f2a11", "created_at": _WHEN}
+            update={"id": _EVENT, "created_at": _WHEN}
         )
         body = json.loads(payloads.render(None, event, example.values, {}))
         parts += [
@@ -47,7 +49,28 @@ def markdown() -> str:
             example.when,
             "```json\n" + json.dumps(body, indent=2, ensure_ascii=False) + "\n```",
         ]
+    parts += [
+        "### `webhook.disabled`",
+        "A webhook was disabled because of how its endpoint does. No automation can listen to it: it is on the event "
+        "bus, with this detail, for rules of the operator's own.",
+        "```json\n" + json.dumps(json.loads(bus.detail(_disabled())), indent=2) + "\n```",
+    ]
     return "\n\n".join([*parts, _END])
+
+
+def _disabled() -> ArtifactEvent:
+    hook = Webhook(
+        id="9e8d7c6b-5a4f-4e3d-8c2b-1a0f9e8d7c16",
+        team="acme",
+        name="deploy",
+        url="https://api.github.com/repos/acme/deploy/dispatches",
+        created_at=0,
+        created_by="ada",
+        updated_at=0,
+        enabled_at=0,
+    )
+    told = webhooks.disabled(hook, "The endpoint answered 410: it is gone for good.", now=_WHEN)
+    return told.model_copy(update={"id": _EVENT})
 
 
 def _examples() -> list[Example]:
@@ -74,6 +97,8 @@ def _examples() -> list[Example]:
         id="c7b6a5d4-3e2f-4a1b-8c0d-9e8f7a6b5c14",
         team="acme",
         model_id=_MODEL,
+        run_id=run.id,
+        run_user="ada",
         collection="acme/support/agent",
         base_model="",
         kind=JobKind.RL,

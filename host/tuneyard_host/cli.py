@@ -158,6 +158,14 @@ def door(fd: Fd, access_log: Annotated[Path, typer.Option()]) -> None:
     serve(socket.socket(fileno=fd), access_log=access_log)
 
 
+@app.command(hidden=True)
+def sender() -> None:
+    """Match events with automations and send what is due."""
+    from tuneyard_host.local.sender import serve
+
+    serve()
+
+
 @keys.command()
 def create(
     team: Annotated[str, typer.Option(help="The team; it is made when there is none of that name.")],

@@ -24,10 +24,13 @@ logger = logging.getLogger("tuneyard.consumers")
 
 
 class Consumer:
-    """Takes messages from one queue, at most ``most`` in hand, each as a batch of one; failures stay in the queue."""
+    """Takes messages from one queue, at most ``most`` in hand, each as a batch of one; failures stay in the queue.
 
-    def __init__(self, queue_url: str, handler: Handler, *, most: int) -> None:
-        self.queue_url, self.handler, self.most = queue_url, handler, most
+    A message comes back after ``hidden`` seconds when we are killed with it in hand.
+    """
+
+    def __init__(self, queue_url: str, handler: Handler, *, most: int, hidden: int) -> None:
+        self.queue_url, self.handler, self.most, self.hidden = queue_url, handler, most, hidden
         self._places = threading.Semaphore(most)
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
         self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=most + 1))
@@ -62,7 +65,10 @@ class Consumer:
 
     def _next(self, most: int) -> list[MessageTypeDef]:
         answer = self._client.receive_message(
-            QueueUrl=self.queue_url, MaxNumberOfMessages=most, WaitTimeSeconds=1
+            QueueUrl=self.queue_url,
+            MaxNumberOfMessages=most,
+            WaitTimeSeconds=1,
+            VisibilityTimeout=self.hidden,
         )
         return answer.get("Messages", [])
 

@@ -1,8 +1,9 @@
 """template.yaml deployed on the emulator, by CloudFormation, as on AWS.
 
 What is different here: code lies in a bucket of the emulator under the digest of its bytes (``sam package`` would
-do that); streaming from API Gateway is off, because the emulator answers 500 to it; and number parameters stand in the
-template as numbers, because the emulator hands them on as text and its pollers fail on that.
+do that); streaming from API Gateway is off, because the emulator answers 500 to it; number parameters stand in the
+template as numbers, because the emulator hands them on as text and its pollers fail on that; and no queue is mapped
+to a function, because sender.py works the queues off.
 """
 
 from __future__ import annotations
@@ -72,11 +73,15 @@ def _localized(node: Any, numbers: dict[str, int]) -> Any:
     if isinstance(node, dict):
         if node.keys() == {"Ref"} and node["Ref"] in numbers:
             return numbers[node["Ref"]]
-        kept = {name: value for name, value in node.items() if name not in _NOT_HERE}
+        kept = {name: value for name, value in node.items() if name not in _NOT_HERE and not _is_mapping(value)}
         return {
             name: value if name == "Variables" else _localized(value, numbers) for name, value in kept.items()
         }
     return [_localized(value, numbers) for value in node] if isinstance(node, list) else node
+
+
+def _is_mapping(node: Any) -> bool:
+    return isinstance(node, dict) and node.get("Type") == "SQS"
 
 
 def _code(template: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

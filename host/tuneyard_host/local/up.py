@@ -20,7 +20,7 @@ from tuneyard_host.local.folder import Folder, write_private
 from tuneyard_host.local.processes import Child, Say, Supervisor
 
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 3e-3}
-LEASE_SECONDS, DOOR_BODY_BYTES, SENDERS = 10, 256_000_000, 4
+LEASE_SECONDS, DOOR_BODY_BYTES = 10, 256_000_000
 WORKER = "local-0"
 
 
@@ -108,6 +108,7 @@ class _Stack:
         lock = self.folder.path / "trainer.lock"
         self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers")
         self._add("inference", listener=self.inference, preload="torch,transformers")
+        self._add("sender")
         self._add("door", "--access-log", self.folder.logs / "access.log", listener=self.door)
 
     def deploy(self, options: Options) -> None:
@@ -120,7 +121,7 @@ class _Stack:
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
-            "ScaleToZero": "false", "AllowLocalTargets": "true", "SenderConcurrency": str(SENDERS),
+            "ScaleToZero": "false", "AllowLocalTargets": "true",
             "OwnHosts": json.dumps([f"{name}:{port}" for port in taken for name in (ports.HOST, "localhost")]),
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)

@@ -25,6 +25,11 @@ def _client() -> EventBridgeClient:
     return boto3.client("events")
 
 
+def detail(event: ArtifactEvent) -> str:
+    """What rules on the bus see of an event."""
+    return event.model_dump_json(exclude_none=True, exclude={"metadata"})
+
+
 def publish(event: ArtifactEvent) -> None:
     """Put an event on the bus. Its ``id`` is ours: EventBridge's own changes when a call is repeated."""
     answer = _client().put_events(
@@ -33,7 +38,7 @@ def publish(event: ArtifactEvent) -> None:
                 "EventBusName": settings().bus_name,
                 "Source": SOURCE,
                 "DetailType": event.type,
-                "Detail": event.model_dump_json(exclude_none=True, exclude={"metadata"}),
+                "Detail": detail(event),
             }
         ]
     )

@@ -57,8 +57,9 @@ class _Unwell(Exception):
 def _cpu_queue() -> None:
     queues.waiting(settings().event_queue_url)
     queues.waiting(settings().delivery_queue_url)
-    if not workers.alive("sweep"):
-        raise _Unwell("no sweep was seen in the last two minutes")
+    for kind in ("sweep", "sender"):
+        if not workers.alive(kind):
+            raise _Unwell(f"no {kind} was seen in the last two minutes")
 
 
 def _gpu_queue() -> None:

@@ -175,6 +175,7 @@ def run_state(job: Job, state: str, error: str | None = None) -> ArtifactEvent:
         "kind": job.kind.value,
         "state": state,
         "run_name": name,
+        "run_user": job.run_user,
     }
     return ArtifactEvent(
         id=ids.ordered(f"{job.id}/{state}", job.last_event),
@@ -183,6 +184,7 @@ def run_state(job: Job, state: str, error: str | None = None) -> ArtifactEvent:
         project=project,
         author=job.created_by,
         collection=job.collection,
+        run_id=job.run_id,
         created_at=clock.now_ms(),
         data=data | ({"error_message": error} if error else {}),
     )

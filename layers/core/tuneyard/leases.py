@@ -97,14 +97,18 @@ def renew(job: Job) -> None:
 def report(job: Job, kind: str, data: dict[str, Any], **changes: Any) -> Job:
     """Append the worker's next event, and return the job as it is then; Lost when the job is no longer ours.
 
-    The job row counts the worker's events, so a resumed worker knows how many of them are written already.
+    The job row counts the worker's events, so a resumed worker knows how many of them are written already. A gradient
+    step becomes a row of the model's run in the same transaction.
     """
     seq = job.last_event + 1
     changed = {"last_event": seq, "progress": job.progress + 1, "deaths": 0} | changes
+    happened, more = _row(job, kind, data) if kind == "gradient_step" else ([], [])
     _write(
         table.Update(Job, (job.id,), set=changed, when=_held(job) & Attr("last_event").eq(job.last_event)),
         table.Put(event(job, seq, kind, data), new=True),
+        *more,
     )
+    publish(*happened)
     return job.model_copy(update=changed)
 
 
@@ -145,15 +149,9 @@ def commit(
     )
     happened = [told, *(_alias_added(job, checkpoint, alias) for alias in (f"step{step}", "latest"))]
     writes += [table.Put(checkpoint, new=True), *(table.Put(one, new=True) for one in happened[1:])]
-    model = table.get(Model, job.model_id)
-    run = table.get(Run, model.run_id) if model is not None and metrics else None
-    if run is not None:
-        result = {f"train/{name}": value for name, value in metrics.items()} | {"train/step": float(step)}
-        _, event, more = runs.appending(run, result, author=job.created_by)
-        happened.append(event)
-        writes += more
-    _write(*writes)
-    publish(*happened)
+    result, more = _row(job, "train", metrics | {"step": float(step)}) if metrics else ([], [])
+    _write(*writes, *more)
+    publish(*happened, *result)
     return checkpoint
 
 
@@ -260,6 +258,16 @@ def _alias_added(job: Job, checkpoint: Checkpoint, alias: str) -> ArtifactEvent:
         created_at=clock.now_ms(),
         data={"model_id": job.model_id, "job_id": job.id},
     )
+
+
+def _row(job: Job, prefix: str, metrics: dict[str, Any]) -> tuple[list[ArtifactEvent], list[table.Write]]:
+    """The event and the writes of the next row of the job's run; none when there is nothing to tell, or no run."""
+    run = table.get(Run, job.run_id) if metrics else None
+    if run is None:
+        return [], []
+    named = {f"{prefix}/{name}": float(value) for name, value in metrics.items()}
+    _, told, writes = runs.appending(run, named, author=job.created_by)
+    return [told], writes
 
 
 def _latest(model_id: str) -> Checkpoint | None:

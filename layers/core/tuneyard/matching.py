@@ -97,8 +97,7 @@ def _past(value: float, comparison: Comparison, threshold: float) -> bool:
 
 
 def _run_passes(automation: Automation, event: ArtifactEvent) -> bool:
-    user = event.data.get("run_user") or event.author
-    return automation.run_user in (None, user) and found(
+    return automation.run_user in (None, event.data.get("run_user")) and found(
         automation.run_name_regex, str(event.data.get("run_name", ""))
     )
 

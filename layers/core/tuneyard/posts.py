@@ -61,7 +61,10 @@ def send(webhook: Webhook, message: Message, *, now: int) -> Answer:
 
 
 def masked(answer: Answer, secrets: list[str]) -> Answer:
-    """The head of an answer without the secrets, whichever way the endpoint wrote them down."""
+    """The head of an answer without the secrets, whichever way the endpoint wrote them down.
+
+    The error too: it quotes a line of the answer that cannot be read.
+    """
     forms = {form for secret in secrets for form in _forms(secret)}
     ordered = sorted(forms, key=len, reverse=True)
 
@@ -80,6 +83,7 @@ def masked(answer: Answer, secrets: list[str]) -> Answer:
                 for name, value in answer.headers[:_KEPT_HEADERS]
             ],
             "body": body[:KEPT_BYTES],
+            "error": None if answer.error is None else clean(answer.error),
         }
     )
 

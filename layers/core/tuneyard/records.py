@@ -262,6 +262,8 @@ class Job(Record):
     id: str
     team: str
     model_id: str
+    run_id: str = ""
+    run_user: str = ""
     collection: str
     base_model: str
     kind: JobKind

@@ -87,7 +87,8 @@ def _ready(ring: queues.Ring, now: int) -> Ready | None:
     elif not isinstance(event, ArtifactEvent):
         _finish(delivery, DeliveryStatus.REJECTED, "The event is older than 30 days and was deleted.", now)
     elif not webhook.enabled:
-        deliveries.move(delivery, status=DeliveryStatus.HELD, reason="The webhook is disabled.")
+        still = table.Check(Webhook, (webhook.id,), when=Attr("enabled").eq(False))
+        deliveries.move(delivery, still, status=DeliveryStatus.HELD, reason="The webhook is disabled.")
     elif (webhook.paused_until or 0) > now:
         wait = (webhook.paused_until or 0) - now + round(random.random() * 5000)
         deliveries.make_due(delivery, now=now, wait_ms=wait)

@@ -88,6 +88,8 @@ def _new(
         id=job_id,
         team=caller.team,
         model_id=model.id,
+        run_id=model.run_id,
+        run_user=model.created_by,
         collection=model.collection,
         base_model=model.base_model,
         kind=kind,

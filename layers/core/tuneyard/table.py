@@ -238,7 +238,8 @@ _WRITE, _READ = TypeSerializer(), TypeDeserializer()
 
 @lru_cache
 def _client() -> DynamoDBClient:
-    return boto3.client("dynamodb", config=Config(retries={"mode": "standard", "max_attempts": 5}))
+    retries: Any = {"mode": "standard", "max_attempts": 5}
+    return boto3.client("dynamodb", config=Config(retries=retries, max_pool_connections=64))
 
 
 class ConditionFailed(Conflict):

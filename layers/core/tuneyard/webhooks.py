@@ -144,15 +144,7 @@ def example(team: str, now: int) -> ArtifactEvent:
 
 def disable(webhook: Webhook, reason: str, *, now: int) -> None:
     """Stop sending, and tell so by one event: only one of those who find a reason at the same time does it."""
-    told = ArtifactEvent(
-        id=ids.new(),
-        type=EventType.WEBHOOK_DISABLED,
-        entity=webhook.team,
-        project="",
-        author="",
-        created_at=now,
-        data={"webhook_id": webhook.id, "name": webhook.name, "url": webhook.url, "reason": reason},
-    )
+    told = disabled(webhook, reason, now=now)
     change = {"enabled": False, "disabled_at": now, "disabled_reason": reason}
     still = Attr("enabled").eq(True) & Attr("enabled_at").eq(webhook.enabled_at)
     try:
@@ -163,6 +155,19 @@ def disable(webhook: Webhook, reason: str, *, now: int) -> None:
     except table.ConditionFailed:
         return
     publish(told)
+
+
+def disabled(webhook: Webhook, reason: str, *, now: int) -> ArtifactEvent:
+    """The event that a webhook was disabled: for rules on the bus, since no automation can listen to it."""
+    return ArtifactEvent(
+        id=ids.new(),
+        type=EventType.WEBHOOK_DISABLED,
+        entity=webhook.team,
+        project="",
+        author="",
+        created_at=now,
+        data={"webhook_id": webhook.id, "name": webhook.name, "url": webhook.url, "reason": reason},
+    )
 
 
 def _new(team: str, name: str, url: str, token: str | None, secret: str | None, *, by: str) -> Webhook:
