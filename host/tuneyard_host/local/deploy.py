@@ -1,8 +1,8 @@
 """template.yaml deployed on the emulator, by CloudFormation, as on AWS.
 
 What is different here: code lies in a bucket of the emulator under the digest of its bytes (``sam package`` would
-do that); streaming from API Gateway is off, because the emulator answers 500 to it; and number parameters stand in the
-template as numbers, because the emulator hands them on as text and its pollers fail on that.
+do that); and number parameters stand in the template as numbers, because the emulator hands them on as text and its
+pollers fail on that. Chats do not stream through its API Gateway, which answers 500 to that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 STACK, CODE_BUCKET = "tuneyard", "tuneyard-code"
 SECONDS = 60
 _URIS = {"AWS::Serverless::Function": "CodeUri", "AWS::Serverless::LayerVersion": "ContentUri"}
-_NOT_HERE = {"ResponseTransferMode"}
 
 
 def deploy(*, endpoint: str, parameters: dict[str, str]) -> dict[str, str]:
@@ -72,9 +71,8 @@ def _localized(node: Any, numbers: dict[str, int]) -> Any:
     if isinstance(node, dict):
         if node.keys() == {"Ref"} and node["Ref"] in numbers:
             return numbers[node["Ref"]]
-        kept = {name: value for name, value in node.items() if name not in _NOT_HERE}
         return {
-            name: value if name == "Variables" else _localized(value, numbers) for name, value in kept.items()
+            name: value if name == "Variables" else _localized(value, numbers) for name, value in node.items()
         }
     return [_localized(value, numbers) for value in node] if isinstance(node, list) else node
 

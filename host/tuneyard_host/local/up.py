@@ -115,6 +115,7 @@ class _Stack:
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
             "ScaleToZero": "false", "AllowLocalTargets": "true", "SenderConcurrency": str(SENDERS),
+            "ChatStreaming": "false",
             "OwnHosts": json.dumps([f"{name}:{port}" for port in taken for name in (ports.HOST, "localhost")]),
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)
