@@ -130,15 +130,16 @@ def _most(chat: ChatRequest, length: int, context: int) -> int:
     """How many tokens a choice may have; ContextLengthExceeded when prompt and answer do not fit."""
     if length >= context:
         raise ContextLengthExceeded(
-            f"This model's context is {context} tokens, and the prompt alone is {length}. Shorten the messages.",
+            f"This model's maximum context length is {context} tokens, and the prompt alone has {length}. "
+            "Shorten the messages.",
             param="messages",
         )
     if chat.limit is None:
         return context - length
     if length + chat.limit > context:
         raise ContextLengthExceeded(
-            f"This model's context is {context} tokens: the prompt's {length} and the {chat.limit} asked for "
-            "do not fit. Shorten the messages or lower max_tokens.",
+            f"This model's maximum context length is {context} tokens: the prompt's {length} and the {chat.limit} "
+            "asked for do not fit. Shorten the messages or lower max_tokens.",
             param="max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens",
         )
     return chat.limit
