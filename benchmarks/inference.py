@@ -255,7 +255,7 @@ async def _swaps(bench: _Bench) -> list[Result]:
     return [
         Result.of("first token of an adapter never named before, against a known one",
                   statistics.median(new), statistics.median(known), "ms"),
-        Result.of("from token to token of 16 streams while adapters come in, against none, p50", busy, quiet, "ms", "~ 1"),
+        Result.of("token to token of 16 streams while adapters come in, against none", busy, quiet, "ms", "~ 1"),
     ]  # fmt: skip
 
 
