@@ -25,6 +25,7 @@ from tuneyard.settings import settings
 from tuneyard_host.local import doors
 
 ROOT = Path(__file__).parent.parent
+NOT_STORAGE = ("AWS::Serverless", "AWS::Lambda", "AWS::CloudWatch", "AWS::SQS::QueuePolicy")
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
 
 
@@ -46,7 +47,7 @@ def storage_template(template: dict[str, Any]) -> str:
     kept = {
         name: resource
         for name, resource in template["Resources"].items()
-        if not resource["Type"].startswith(("AWS::Serverless", "AWS::CloudWatch", "AWS::SQS::QueuePolicy"))
+        if not resource["Type"].startswith(NOT_STORAGE)
     }
     outputs = {
         name: output for name, output in template["Outputs"].items() if "Api" not in json.dumps(output)

@@ -211,7 +211,7 @@ def served(spec: BaseModelSpec, bucket: Path = Path(), limits: Limits | None = N
 
     app = create_app([spec], read_blob, TOKEN, limits)
     yield House(app, spec, bucket, reads)
-    app.state.servers.close()
+    asyncio.run(app.state.servers.close())
 
 
 @pytest.fixture(scope="session")

@@ -46,4 +46,5 @@ def get_usage(
     return web.page(rows, limit, views.usage)
 
 
-handler = Mangum(web.create_app("Chat", router), lifespan="off")
+app = web.create_app("Chat", router)
+handler = Mangum(app, lifespan="off")

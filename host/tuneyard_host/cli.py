@@ -39,8 +39,9 @@ def up(
     base_model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID=SOURCE[,learning_rate=..,context_length=..]",
-            help="One more base model on offer: a folder or Hugging Face id of a causal language model. Repeatable.",
+            metavar="ID=SOURCE[,learning_rate=..,context_length=..,engine_url=..]",
+            help="One more base model on offer: a folder or Hugging Face id of a causal language model; with "
+            "engine_url a vLLM server answers for it. Repeatable.",
         ),
     ] = None,
     as_json: Annotated[

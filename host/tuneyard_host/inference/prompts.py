@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,39 +17,10 @@ from tuneyard.completions import ChatRequest, Message
 from tuneyard.errors import ContextLengthExceeded, Invalid
 from tuneyard_host.bases import Base
 
+from . import options
 from .grammars import Grammars
 from .sampling import Sampling, key
 from .texts import Vocabulary
-
-REFUSED: dict[str, Callable[[Any], bool]] = {
-    "add_special_tokens": bool,
-    "audio": bool,
-    "bad_words": bool,
-    "best_of": lambda value: value != 1,
-    "cache_salt": bool,
-    "chat_template": bool,
-    "documents": bool,
-    "echo": bool,
-    "function_call": lambda value: value != "none",
-    "functions": bool,
-    "guided_choice": lambda _: True,
-    "guided_grammar": lambda _: True,
-    "guided_json": lambda _: True,
-    "guided_regex": lambda _: True,
-    "kv_transfer_params": bool,
-    "length_penalty": lambda value: value != 1,
-    "logits_processors": bool,
-    "mm_processor_kwargs": bool,
-    "modalities": lambda value: value != ["text"],
-    "priority": bool,
-    "reasoning_effort": bool,
-    "truncate_prompt_tokens": bool,
-    "use_beam_search": bool,
-    "verbosity": lambda value: value != "medium",
-    "vllm_xargs": bool,
-    "web_search_options": lambda _: True,
-}
-"""Options of OpenAI and vLLM that the engine does not know, and which values of theirs would ask for something."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +44,7 @@ def plan(
     chat: ChatRequest, base: Base, vocabulary: Vocabulary, ends: frozenset[int], grammars: Grammars
 ) -> Task:
     """Check the options, render and tokenise the messages, and settle how each choice is sampled."""
-    _refuse_unknown(chat)
+    options.refuse(chat)
     tools = _tools(chat)
     prompt = np.array(_tokenise(chat, base, tools), np.int32)
     most = _most(chat, len(prompt), base.context_length)
@@ -105,18 +75,6 @@ def plan(
         for choice in range(chat.n)
     ]
     return Task(prompt, samplings, chat, chat.stop, calls=bool(tools))
-
-
-def _refuse_unknown(chat: ChatRequest) -> None:
-    """Raise Invalid for the first option that would change the answer and cannot."""
-    for name, asks in REFUSED.items():
-        value = (chat.model_extra or {}).get(name)
-        if value is not None and asks(value):
-            raise Invalid(f"The option {name!r} is not supported by this inference engine.", param=name)
-    if chat.prompt_logprobs is not None and chat.stream:
-        raise Invalid("prompt_logprobs cannot be streamed.", param="prompt_logprobs")
-    if chat.top_logprobs and not chat.logprobs:
-        raise Invalid("top_logprobs needs logprobs to be true.", param="top_logprobs")
 
 
 def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
@@ -172,15 +130,16 @@ def _most(chat: ChatRequest, length: int, context: int) -> int:
     """How many tokens a choice may have; ContextLengthExceeded when prompt and answer do not fit."""
     if length >= context:
         raise ContextLengthExceeded(
-            f"This model's context is {context} tokens, and the prompt alone is {length}. Shorten the messages.",
+            f"This model's maximum context length is {context} tokens, and the prompt alone has {length}. "
+            "Shorten the messages.",
             param="messages",
         )
     if chat.limit is None:
         return context - length
     if length + chat.limit > context:
         raise ContextLengthExceeded(
-            f"This model's context is {context} tokens: the prompt's {length} and the {chat.limit} asked for "
-            "do not fit. Shorten the messages or lower max_tokens.",
+            f"This model's maximum context length is {context} tokens: the prompt's {length} and the {chat.limit} "
+            "asked for do not fit. Shorten the messages or lower max_tokens.",
             param="max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens",
         )
     return chat.limit

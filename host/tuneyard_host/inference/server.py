@@ -66,6 +66,15 @@ class Server:
         work.end = weakref.finalize(work, self._ended, request, sequences)
         return work
 
+    @property
+    def load(self) -> dict[str, int]:
+        """How busy the engine is."""
+        return self.engine.load
+
+    async def close(self) -> None:
+        """End the engine; requests that still run hear Unavailable."""
+        await asyncio.to_thread(self.engine.close)
+
     def _ended(self, request: EngineRequest, sequences: list[Sequence]) -> None:
         """The work was read to its end, or given up, or nobody holds it any more."""
         self.engine.cancel(sequences)

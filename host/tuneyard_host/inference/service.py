@@ -29,7 +29,10 @@ from .meter import Meter
 
 if TYPE_CHECKING:
     from .engine import Limits
-    from .server import Server
+    from .server import Server as Embedded
+    from .vllm.server import Server as Vllm
+
+    Server = Embedded | Vllm
 
 logger = Logger(service="tuneyard-inference")
 
@@ -43,8 +46,9 @@ class Servers:
         read_blob: Callable[[str], bytes],
         limits: Limits | None,
         meter: Meter,
+        vllm_api_key: str,
     ) -> None:
-        self._meter = meter
+        self._meter, self._vllm_api_key = meter, vllm_api_key
         self.specs = {spec.id: spec for spec in specs}
         self._read_blob, self._limits = read_blob, limits
         self._starts: dict[str, Future[Server]] = {}
@@ -71,6 +75,10 @@ class Servers:
             raise Unavailable(str(error), retry_after=60) from error
 
     def _serve(self, spec: BaseModelSpec) -> Server:
+        if spec.engine_url:
+            from .vllm.server import Server as Vllm
+
+            return Vllm(spec, self._read_blob, self._meter, self._vllm_api_key)
         import torch
 
         from .server import Server
@@ -93,11 +101,11 @@ class Servers:
         }
         return {name: start.result() for name, start in done.items()}
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End every engine; requests that still run hear Unavailable."""
-        self._pool.shutdown(cancel_futures=True)
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         for server in self.ready().values():
-            server.engine.close()
+            await server.close()
 
 
 def create_app(
@@ -106,9 +114,10 @@ def create_app(
     engine_token: str = "",
     limits: Limits | None = None,
     meter: Meter | None = None,
+    vllm_api_key: str = "",
 ) -> FastAPI:
     """The service for these base models; adapters are read with ``read_blob(key)``."""
-    servers = Servers(bases, read_blob, limits, meter or Meter(per_key=2000, per_project=6000))
+    servers = Servers(bases, read_blob, limits, meter or Meter(per_key=2000, per_project=6000), vllm_api_key)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -116,7 +125,7 @@ def create_app(
         for name in servers.specs:
             servers.start(name)
         yield
-        await asyncio.to_thread(servers.close)
+        await servers.close()
 
     app = FastAPI(title="Tuneyard inference", lifespan=lifespan)
     app.state.servers, app.state.engine_token = servers, engine_token
@@ -127,7 +136,7 @@ def create_app(
     @app.get("/health")
     async def health() -> dict[str, Any]:
         """Alive; which base models there are, and how busy those are that answer already."""
-        busy = {name: server.engine.load for name, server in servers.ready().items()}
+        busy = {name: server.load for name, server in servers.ready().items()}
         return {"status": "ok", "base_models": list(servers.specs), "engines": busy}
 
     @app.post("/v1/chat/completions")

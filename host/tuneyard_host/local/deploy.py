@@ -1,9 +1,9 @@
 """template.yaml deployed on the emulator, by CloudFormation, as on AWS.
 
 What is different here: code lies in a bucket of the emulator under the digest of its bytes (``sam package`` would
-do that); streaming from API Gateway is off, because the emulator answers 500 to it; number parameters stand in the
-template as numbers, because the emulator hands them on as text and its pollers fail on that; and no queue is mapped
-to a function, because sender.py works the queues off.
+do that); number parameters stand in the template as numbers, because the emulator hands them on as text and its
+pollers fail on that; chats do not stream through its API Gateway, which answers 500 to that; and no queue is mapped to
+a function, because sender.py works the queues off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 STACK, CODE_BUCKET = "tuneyard", "tuneyard-code"
 SECONDS = 60
 _URIS = {"AWS::Serverless::Function": "CodeUri", "AWS::Serverless::LayerVersion": "ContentUri"}
-_NOT_HERE = {"ResponseTransferMode"}
 
 
 def deploy(*, endpoint: str, parameters: dict[str, str]) -> dict[str, str]:
@@ -73,7 +72,7 @@ def _localized(node: Any, numbers: dict[str, int]) -> Any:
     if isinstance(node, dict):
         if node.keys() == {"Ref"} and node["Ref"] in numbers:
             return numbers[node["Ref"]]
-        kept = {name: value for name, value in node.items() if name not in _NOT_HERE and not _is_mapping(value)}
+        kept = {name: value for name, value in node.items() if not _is_mapping(value)}
         return {
             name: value if name == "Variables" else _localized(value, numbers) for name, value in kept.items()
         }

@@ -121,7 +121,7 @@ class _Stack:
         parameters = {
             "BaseModels": json.dumps([TINY, *options.base_models]), "EngineToken": self.token,
             "InferenceEngineUrl": ports.address(self.inference), "LeaseSeconds": str(LEASE_SECONDS),
-            "ScaleToZero": "false", "AllowLocalTargets": "true",
+            "ScaleToZero": "false", "AllowLocalTargets": "true", "ChatStreaming": "false",
             "OwnHosts": json.dumps([f"{name}:{port}" for port in taken for name in (ports.HOST, "localhost")]),
         }  # fmt: skip
         outputs = deploy(endpoint=self.endpoint, parameters=parameters)

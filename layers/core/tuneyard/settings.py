@@ -18,6 +18,12 @@ class BaseModelSpec(BaseModel):
     learning_rate: float = 5e-6
     context_length: int | None = None
     revision: str | None = None
+    engine_url: str = ""
+    """A vLLM server that answers chats with it; the embedded engine does where it is empty."""
+    engine_folder: str = "/var/lib/tuneyard/adapters"
+    """Where the inference service puts adapters and vLLM reads them, under the same path on both sides."""
+    engine_adapters: int = Field(32, ge=1)
+    """How many adapters vLLM keeps loaded beside those in use."""
 
 
 class Settings(BaseSettings):
@@ -34,6 +40,7 @@ class Settings(BaseSettings):
     base_models: list[BaseModelSpec] = Field(min_length=1)
     inference_engine_url: str = ""
     engine_token: str = ""
+    vllm_api_key: str = ""
     max_body_bytes: int = 6_000_000
     max_unpacked_bytes: int = 256_000_000
     events_hold_seconds: float = Field(20.0, ge=0, le=20)

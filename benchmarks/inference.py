@@ -1,0 +1,339 @@
+"""Chat under load: the service over HTTP against transformers' static-batch generate and PEFT's adapter_names.
+
+Service and peer take turns in the same run, each in a process of its own with the same number of torch threads, on
+prompts of one length, sampling at temperature 1 without a stop. Tokens per second of CPU are those of the process that
+generates, its HTTP included: the fairer figure on a machine that does other work too. A static batch shows its first
+token when it is done, so that is what the time to the first token is compared with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from measuring import Result, interleaved_ms, stack
+
+TINY = Path(__file__).parent.parent / "host" / "tuneyard_host" / "tiny" / "model"
+THREADS = max(1, (os.cpu_count() or 1) // 2)
+ADAPTERS, SPARE = 8, 12
+CROWDS = (1, 16, 64, 256)
+SERVICE = """
+import sys, torch, uvicorn
+from pathlib import Path
+from tuneyard.settings import BaseModelSpec
+from tuneyard_host.inference.service import create_app
+model, adapters, listener = sys.argv[1:]
+app = create_app([BaseModelSpec(id="b", source=model)], lambda key: Path(adapters, key).read_bytes())
+uvicorn.run(app, fd=int(listener), log_level="warning", timeout_keep_alive=120)
+"""
+PEER = """
+import sys, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+model, adapters, threads, most = sys.argv[1:]
+torch.set_num_threads(int(threads))
+plain, mixed = (AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval() for _ in range(2))
+mixed = PeftModel.from_pretrained(mixed, f"{adapters}/a0", adapter_name="a0")
+for n in range(1, int(most)):
+    mixed.load_adapter(f"{adapters}/a{n}", adapter_name=f"a{n}")
+mixed.eval()
+for line in sys.stdin:
+    which, batch, tokens = line.split()
+    batch, tokens = int(batch), int(tokens)
+    ids = torch.randint(5, 2000, (batch, 14))
+    named = {"adapter_names": [f"a{n % int(most)}" for n in range(batch)]} if which == "mixed" else {}
+    with torch.inference_mode():
+        (mixed if named else plain).generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            min_new_tokens=tokens, max_new_tokens=tokens, pad_token_id=0, **named)
+    print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a run came to."""
+
+    per_cpu_second: float
+    per_second: float
+    seconds: float
+
+
+def measure() -> list[Result]:
+    """On the tiny model, about four minutes."""
+    return measured(TINY, tokens=64, rounds=3) + _door()
+
+
+def measured(model: Path, *, tokens: int, rounds: int) -> list[Result]:
+    """Every case on one model; the median of the rounds."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_adapters(model, Path(folder), ADAPTERS + SPARE)
+        with _service(model, folder) as (pid, port), _peer(model, folder) as peer:
+            return asyncio.run(_cases(_Bench(pid, port, peer, tokens, rounds)))
+
+
+def save_adapters(model: Path, folder: Path, count: int) -> None:
+    """PEFT folders ``a0``, ``a1``, ... with random weights on all linear layers."""
+    import torch
+    from safetensors.torch import save
+
+    config = json.loads((model / "config.json").read_text())
+    hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes = {
+        "self_attn.q_proj": (q, hidden), "self_attn.k_proj": (kv, hidden), "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    told = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 16, "bias": "none",
+        "base_model_name_or_path": str(model), "target_modules": [name.split(".")[1] for name in shapes],
+    }  # fmt: skip
+    for number in range(count):
+        tensors = {}
+        for layer in range(config["num_hidden_layers"]):
+            for name, (out, in_) in shapes.items():
+                path = f"base_model.model.model.layers.{layer}.{name}"
+                tensors[f"{path}.lora_A.weight"] = torch.randn(8, in_) * 0.05
+                tensors[f"{path}.lora_B.weight"] = torch.randn(out, 8) * 0.05
+        place = folder / f"a{number}"
+        place.mkdir()
+        (place / "adapter_model.safetensors").write_bytes(save(tensors))
+        (place / "adapter_config.json").write_text(json.dumps(told))
+
+
+class _Bench:
+    """The two processes, and runs on them."""
+
+    def __init__(self, pid: int, port: int, peer: subprocess.Popen[str], tokens: int, rounds: int) -> None:
+        self.pid, self.peer, self.tokens, self.rounds = pid, peer, tokens, rounds
+        self.client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=600, limits=httpx.Limits(max_connections=300), trust_env=False
+        )
+
+    def body(self, number: int, adapter: int | None, **options: Any) -> dict[str, Any]:
+        """An engine request that writes all its tokens."""
+        chat = {
+            "model": "m", "messages": [{"role": "user", "content": f"hello {number}"}], "seed": number,
+            "max_tokens": self.tokens, "ignore_eos": True, **options,
+        }  # fmt: skip
+        named = None if adapter is None else {"checkpoint_id": f"a{adapter}", "prefix": f"a{adapter}/"}
+        return {"chat": chat, "base_model": "b", "adapter": named, "team": "t", "project": "p"}
+
+    async def ask(self, number: int, adapter: int | None = None, **options: Any) -> None:
+        """One whole answer."""
+        response = await self.client.post("/v1/chat/completions", json=self.body(number, adapter, **options))
+        assert response.status_code == 200, response.text
+
+    async def stream(self, number: int, adapter: int | None = None, **options: Any) -> AsyncIterator[float]:
+        """When each piece of a streamed answer came."""
+        body = self.body(number, adapter, stream=True, **options)
+        async with self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+            async for line in response.aiter_lines():
+                if '"content":' in line or '"finish_reason":"' in line:
+                    yield time.perf_counter()
+
+    async def ours(self, crowd: int, adapters: int) -> None:
+        """So many requests at once."""
+        await asyncio.gather(*[self.ask(i, i % adapters if adapters else None) for i in range(crowd)])
+
+    async def theirs(self, crowd: int, which: str) -> None:
+        """One static batch."""
+        assert self.peer.stdin is not None and self.peer.stdout is not None
+        self.peer.stdin.write(f"{which} {crowd} {self.tokens}\n")
+        self.peer.stdin.flush()
+        assert await asyncio.to_thread(self.peer.stdout.readline) == "done\n"
+
+    async def speeds(self, crowd: int, adapters: int, peers: list[str]) -> dict[str, Speed]:
+        """Each side's median; they take turns, and who begins changes from round to round."""
+        runs: dict[str, tuple[int, Callable[[], Coroutine[Any, Any, None]]]] = {
+            "ours": (self.pid, lambda: self.ours(crowd, adapters))
+        }
+        for which in peers:
+            runs[which] = (self.peer.pid, lambda which=which: self.theirs(crowd, which))  # type: ignore[misc]
+        found: dict[str, list[Speed]] = {name: [] for name in runs}
+        for number in range(self.rounds):
+            for name in list(runs) if number % 2 else reversed(runs):
+                pid, run = runs[name]
+                cpu, began = _cpu_seconds(pid), time.perf_counter()
+                await run()
+                seconds = time.perf_counter() - began
+                written = crowd * self.tokens
+                found[name].append(Speed(written / (_cpu_seconds(pid) - cpu), written / seconds, seconds))
+        return {name: sorted(each, key=lambda s: s.per_cpu_second)[len(each) // 2] for name, each in found.items()}
+
+    async def first_tokens(self, crowd: int, adapters: int) -> list[float]:
+        """Milliseconds until the first token of each of so many streams at once."""
+
+        async def first(number: int) -> float:
+            began, found = time.perf_counter(), None
+            async for at in self.stream(number, number % adapters if adapters else None):
+                found = found or (at - began) * 1000
+            assert found is not None
+            return found
+
+        return sorted(await asyncio.gather(*[first(number) for number in range(crowd)]))
+
+    async def gaps(self, crowd: int, meanwhile: Coroutine[Any, Any, None]) -> float:
+        """The median of the milliseconds between two tokens of a stream, while something else goes on."""
+
+        async def one(number: int) -> list[float]:
+            times = [at async for at in self.stream(number, number % ADAPTERS)]
+            return [(b - a) * 1000 for a, b in itertools.pairwise(times)]
+
+        gaps, _ = await asyncio.gather(asyncio.gather(*[one(number) for number in range(crowd)]), meanwhile)
+        return statistics.median(gap for each in gaps for gap in each)
+
+
+async def _cases(bench: _Bench) -> list[Result]:
+    await _until_ready(bench)
+    for which in ("plain", "mixed"):
+        await bench.theirs(2, which)
+    await bench.ours(16, ADAPTERS)
+    results = []
+    goals = {(1, 0): ">= 2", (64, ADAPTERS): ">= 1.5"}
+    for crowd in CROWDS:
+        for adapters in (0, 1, ADAPTERS) if crowd > 1 else (0,):
+            peers = ["plain", "mixed"] if adapters == ADAPTERS else ["plain"]
+            speed = await bench.speeds(crowd, adapters, peers)
+            firsts = await bench.first_tokens(crowd, adapters)
+            case = f"{crowd} at once, {('base', 'one adapter')[adapters] if adapters < 2 else 'eight adapters mixed'}"
+            goal = goals.get((crowd, adapters), "")
+            ours, plain = speed["ours"], speed["plain"]
+            results += [
+                Result.of(f"{case}: generate", ours.per_second, plain.per_second, "tokens/s", goal),
+                Result.of(f"{case}: generate, by CPU", ours.per_cpu_second, plain.per_cpu_second, "tokens/s"),
+            ]
+            if "mixed" in speed:
+                mixed = speed["mixed"]
+                results += [
+                    Result.of(f"{case}: adapter_names", ours.per_second, mixed.per_second, "tokens/s"),
+                    Result.of(
+                        f"{case}: adapter_names, by CPU", ours.per_cpu_second, mixed.per_cpu_second, "tokens/s"
+                    ),
+                ]
+            p50, p99 = statistics.median(firsts), firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
+            whole, what = plain.seconds * 1000, f"{case}: first token, p50 / p99"
+            results.append(
+                Result(what, f"{p50:.0f} / {p99:.0f} ms", f"{whole:.0f} ms", f"{p50 / whole:.2f}")
+            )
+    return results + await _swaps(bench)
+
+
+async def _swaps(bench: _Bench) -> list[Result]:
+    """What it costs to bring in an adapter: its first token, and everybody else's next one."""
+    new, known = [], []
+    for number in range(SPARE // 2):
+        for found, adapter in ((known, number), (new, ADAPTERS + number)):
+            began = time.perf_counter()
+            await bench.ask(1, adapter, max_tokens=1)
+            found.append((time.perf_counter() - began) * 1000)
+
+    async def nothing() -> None:
+        return None
+
+    async def swaps() -> None:
+        for number in range(SPARE // 2, SPARE):
+            await bench.ask(1, ADAPTERS + number, max_tokens=1)
+
+    quiet = await bench.gaps(16, nothing())
+    busy = await bench.gaps(16, swaps())
+    return [
+        Result.of("first token of an adapter never named before, against a known one",
+                  statistics.median(new), statistics.median(known), "ms"),
+        Result.of("token to token of 16 streams while adapters come in, against none", busy, quiet, "ms", "~ 1"),
+    ]  # fmt: skip
+
+
+def _door() -> list[Result]:
+    """What the chat door adds to a request of one token: by HTTP to the door, against by HTTP to the service."""
+    ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    with stack() as (client, _, state):
+        own = json.loads((state / "environment.json").read_text())
+        headers = {"Authorization": f"Bearer {own['TUNEYARD_ENGINE_TOKEN']}"}
+        model = client.post(
+            "/v1/preview/models", json={"project": "bench", "name": "m", "base_model": "tuneyard/tiny"}
+        ).json()
+        engine = {"base_model": "tuneyard/tiny", "team": "t", "project": "p"}
+        with httpx.Client(base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60) as service:
+            took = interleaved_ms(
+                {
+                    "service": lambda: service.post(
+                        "/v1/chat/completions", json=engine | {"chat": ask | {"model": "tuneyard/tiny"}}
+                    ).raise_for_status(),
+                    "base": lambda: client.post(
+                        "/v1/chat/completions", json=ask | {"model": "tuneyard/tiny"}
+                    ).raise_for_status(),
+                    "trained": lambda: client.post(
+                        "/v1/chat/completions", json=ask | {"model": model["inference_name"]}
+                    ).raise_for_status(),
+                },
+                times=200,
+                warm=20,
+            )
+    return [
+        Result(f"what the door adds, {which}, p50", f"{took[name] - took['service']:.2f} ms",
+               f"{took['service']:.2f} ms whole", goal=goal)
+        for which, name, goal in (("base model", "base", "<= 3 ms"), ("trained model", "trained", ""))
+    ]  # fmt: skip
+
+
+async def _until_ready(bench: _Bench) -> None:
+    for _ in range(2400):
+        try:
+            await bench.ask(0, max_tokens=1)
+            return
+        except httpx.TransportError:
+            await asyncio.sleep(0.05)
+    raise TimeoutError("the service did not start")
+
+
+@contextmanager
+def _service(model: Path, adapters: str) -> Iterator[tuple[int, int]]:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, fd = listener.getsockname()[1], listener.fileno()
+        command = [sys.executable, "-c", SERVICE, str(model), adapters, str(fd)]
+        with subprocess.Popen(command, pass_fds=[fd], env=_environment()) as process:
+            try:
+                yield process.pid, port
+            finally:
+                process.kill()
+
+
+@contextmanager
+def _peer(model: Path, adapters: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PEER, str(model), adapters, str(THREADS), str(ADAPTERS)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=_environment()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """As the local stack starts its processes: idle threads of OpenMP sleep."""
+    return {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
