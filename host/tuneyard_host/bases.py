@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from tuneyard.errors import TrainingError
 from tuneyard.settings import BaseModelSpec
@@ -45,16 +45,43 @@ def load(spec: BaseModelSpec) -> Base:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=spec.revision)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
         model = AutoModelForCausalLM.from_pretrained(
-            source, revision=spec.revision, dtype=torch.bfloat16 if device == "cuda" else torch.float32
+            source, revision=spec.revision, dtype=dtype, **_quantized(spec, dtype, device)
         )
+    except ImportError as error:
+        raise TrainingError(f"The base model {spec.id!r} is in nf4: pip install 'tuneyard[qlora]'.") from error
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"The base model {spec.id!r} cannot be loaded from {spec.source!r}: {error}"
         ) from error
-    model.requires_grad_(False).eval().to(device)
+    model.requires_grad_(False).eval()
+    if spec.quantization is None:
+        model.to(device)
     context = spec.context_length or model.config.max_position_embeddings
     return Base(spec, model, tokenizer, context, digest or str(getattr(model.config, "_commit_hash", "")))
+
+
+def load_to_serve(spec: BaseModelSpec) -> Base:
+    """The same base, its four-bit weights written out: what it computes is what the trainer computes with."""
+    base = load(spec)
+    if spec.quantization is not None and getattr(base.model, "is_quantized", False):
+        base.model.dequantize()
+        base.model.requires_grad_(False)
+    return base
+
+
+def _quantized(spec: BaseModelSpec, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """What ``from_pretrained`` needs to keep the weights in four bits (QLoRA, arXiv 2305.14314, section 3)."""
+    if spec.quantization is None:
+        return {}
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=spec.quantization,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def _digest(source: str) -> str:

@@ -223,7 +223,7 @@ def _enter(state: Path) -> None:
 
 
 def _base_model(text: str) -> dict[str, Any]:
-    """``id=source[,learning_rate=..,context_length=..]`` as a base model's settings."""
+    """``id=source[,learning_rate=..,context_length=..,quantization=nf4]`` as a base model's settings."""
     from pydantic import ValidationError
 
     from tuneyard.settings import BaseModelSpec
@@ -239,7 +239,7 @@ def _base_model(text: str) -> dict[str, Any]:
         spec = BaseModelSpec(id=name, source=str(folder.absolute()) if folder.is_dir() else source, **options)
     except (ValidationError, ValueError) as error:
         raise LocalError(
-            f"{text!r} does not name a base model: write --base-model ID=SOURCE[,learning_rate=..,context_length=..]."
+            f"{text!r} does not name a base model: write --base-model ID=SOURCE[,learning_rate=..,context_length=..,quantization=nf4]."
         ) from error
     return spec.model_dump(exclude_none=True)
 

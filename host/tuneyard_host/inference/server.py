@@ -30,7 +30,7 @@ class Server:
         self, spec: BaseModelSpec, read_blob: Callable[[str], bytes], limits: Limits | None, meter: Meter
     ) -> None:
         self._meter = meter
-        self.base = bases.load(spec)
+        self.base = bases.load_to_serve(spec)
         self.vocabulary = Vocabulary(self.base.tokenizer)
         self.engine = Engine(self.base, limits)
         self.adapters = Adapters(self.base.model, read_blob)

@@ -21,9 +21,11 @@ from tuneyard.configs import LoraSettings
 from tuneyard.errors import TrainingError
 
 
-class AdaptedLinear(nn.Linear):
-    """A frozen linear layer that adds the active adapter's update, when there is one."""
+class Adapted(nn.Module):
+    """What a frozen linear layer becomes that adds the active adapter's update to its own output, when there is one."""
 
+    in_features: int
+    out_features: int
     update: tuple[Tensor, Tensor, float] | None = None
     """A (rank, in), B (out, rank) and their scale s."""
     dropout: tuple[float, int] | None = None
@@ -31,16 +33,44 @@ class AdaptedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
+        own: Tensor = super().forward(input)  # the frozen layer's own class stands behind this one
         if self.update is None:
-            return F.linear(input, self.weight, self.bias)
-        a, b, scale = self.update
+            return own
+        return own + _low_rank(self._dropped(input), None, None, *self.update)
+
+    def _dropped(self, input: Tensor) -> Tensor:
         if self.dropout is None:
-            return _low_rank(input, self.weight, self.bias, a, b, scale)
+            return input
         rate, seed = self.dropout
         drawn = torch.rand(input.shape, generator=torch.Generator().manual_seed(seed))
         keep = drawn.to(input.device) >= rate
-        dropped = input * keep.to(input.dtype) / (1 - rate)
-        return F.linear(input, self.weight, self.bias) + _low_rank(dropped, None, None, a, b, scale)
+        return input * keep.to(input.dtype) / (1 - rate)
+
+
+class AdaptedLinear(Adapted, nn.Linear):
+    """The same in one operation, where the weights are plain and nothing is dropped."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in) -> (..., out)."""
+        if self.update is None or self.dropout is not None:
+            return super().forward(input)
+        return _low_rank(input, self.weight, self.bias, *self.update)
+
+
+def adapted(kind: type[nn.Linear]) -> type[Adapted]:
+    """The class that a layer of this kind becomes: plain, or in four bits by bitsandbytes. TrainingError for others."""
+    if kind is nn.Linear:
+        return AdaptedLinear
+    if issubclass(kind, Adapted):
+        return kind
+    if kind.__name__ == "Linear4bit":
+        return _made.setdefault(kind, type(f"Adapted{kind.__name__}", (Adapted, kind), {}))
+    raise TrainingError(
+        f"Layers of the kind {kind.__name__} cannot be adapted; use an unquantised base model, or nf4."
+    )
+
+
+_made: dict[type, type[Adapted]] = {}
 
 
 class _LowRank(torch.autograd.Function):
@@ -79,7 +109,7 @@ _low_rank: Callable[..., Tensor] = _LowRank.apply
 class Adapter:
     """The matrices of one adapter by the name of the layer they update, and their common scale alpha / rank."""
 
-    layers: dict[str, AdaptedLinear]
+    layers: dict[str, Adapted]
     matrices: dict[str, tuple[Tensor, Tensor]]
     scale: float
 
@@ -100,7 +130,7 @@ class Adapter:
                 self.layers[name].update = self.layers[name].dropout = None
 
 
-def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
+def attach(model: Any, targets: tuple[str, ...]) -> dict[str, Adapted]:
     """The layers of a model that ``targets`` names by the ends of their names, in order, ready to be adapted."""
     head = model.get_output_embeddings()
     modules = [(name, layer) for name, layer in model.named_modules() if layer is not head]
@@ -114,20 +144,15 @@ def attach(model: Any, targets: tuple[str, ...]) -> dict[str, AdaptedLinear]:
             "Set the model's LoRA target_modules to some of these."
         )
     for layer in chosen.values():
-        if type(layer) is nn.Linear:
-            layer.__class__ = AdaptedLinear  # the module stays itself: its name, its place and its weights
-        elif type(layer) is not AdaptedLinear:
-            raise TrainingError(
-                f"Layers of the kind {type(layer).__name__} cannot be adapted; use an unquantised base model."
-            )
-    return cast(dict[str, AdaptedLinear], chosen)
+        layer.__class__ = cast(Any, adapted(type(layer)))  # the module keeps its name, place and weights
+    return cast(dict[str, Adapted], chosen)
 
 
 def _ending(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
 
-def fresh(layers: Mapping[str, AdaptedLinear], lora: LoraSettings) -> dict[str, tuple[Tensor, Tensor]]:
+def fresh(layers: Mapping[str, Adapted], lora: LoraSettings) -> dict[str, tuple[Tensor, Tensor]]:
     """A from kaiming-uniform, drawn in the order of the layers from the settings' seed, and B zero: no update yet."""
     generator = torch.Generator().manual_seed(lora.seed)
     made = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,6 +19,8 @@ class BaseModelSpec(BaseModel):
     learning_rate: float = 5e-6
     context_length: int | None = None
     revision: str | None = None
+    quantization: Literal["nf4"] | None = None
+    """How the frozen weights are kept while training: nf4 in four bits, by bitsandbytes."""
     engine_url: str = ""
     """A vLLM server that answers chats with it; the embedded engine does where it is empty."""
     engine_folder: str = "/var/lib/tuneyard/adapters"
