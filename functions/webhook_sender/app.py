@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tuneyard import clock, deliveries, matcher, sender, web, workers
@@ -17,8 +18,11 @@ def match(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: AR
 
 
 def send(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
-    """Send deliveries that are due."""
-    return _each(event, _send)
+    """Send deliveries that are due, side by side, so that a slow endpoint holds up its own alone."""
+    if len(event["Records"]) == 1:
+        return _each(event, _send)
+    with ThreadPoolExecutor(len(event["Records"])) as pool:
+        return _each(event, _send, pool.map)
 
 
 def sweep(event: dict[str, Any], context: object) -> None:  # noqa: ARG001
@@ -39,13 +43,19 @@ def _send(body: dict[str, Any]) -> None:
     sender.send(Ring(**body), now=clock.now_ms())
 
 
-def _each(event: dict[str, Any], work: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _each(
+    event: dict[str, Any], work: Callable[[dict[str, Any]], None], over: Callable[..., Iterable[bool]] = map
+) -> dict[str, Any]:
     """Work on each message; one that fails by a bug of ours comes back, and at last goes to the dead letters."""
-    failed = []
-    for record in event["Records"]:
+
+    def well(record: dict[str, Any]) -> bool:
         try:
             work(json.loads(record["body"]))
         except Exception:
             web.logger.exception("message failed", message_id=record["messageId"])
-            failed.append({"itemIdentifier": record["messageId"]})
-    return {"batchItemFailures": failed}
+            return False
+        return True
+
+    records = event["Records"]
+    failed = [record for record, good in zip(records, over(well, records), strict=True) if not good]
+    return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in failed]}

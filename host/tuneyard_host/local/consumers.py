@@ -10,6 +10,8 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -35,6 +37,7 @@ class Consumer:
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
         self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=most + 1))
         self._stopped = threading.Event()
+        self._done: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._receive, daemon=True)
 
     def start(self) -> None:
@@ -46,6 +49,8 @@ class Consumer:
         self._stopped.set()
         self._thread.join()
         self._pool.shutdown()
+        while not self._done.empty():
+            self._delete_done()
 
     def _receive(self) -> None:
         while not self._stopped.is_set():
@@ -54,6 +59,7 @@ class Consumer:
             while places < 10 and self._places.acquire(blocking=False):
                 places += 1
             try:
+                self._delete_done()
                 for message in self._next(places):
                     self._pool.submit(self._work, message)
                     places -= 1
@@ -72,11 +78,18 @@ class Consumer:
         )
         return answer.get("Messages", [])
 
+    def _delete_done(self) -> None:
+        """Take ten messages that were worked on off the queue; one that stays comes back, which does no harm."""
+        with suppress(Empty):
+            while receipts := [self._done.get_nowait() for _ in range(min(10, self._done.qsize()))]:
+                entries: Any = [{"Id": str(n), "ReceiptHandle": one} for n, one in enumerate(receipts)]
+                self._client.delete_message_batch(QueueUrl=self.queue_url, Entries=entries)
+
     def _work(self, message: MessageTypeDef) -> None:
         try:
             record = {"messageId": message["MessageId"], "body": message["Body"]}
             if not self.handler({"Records": [record]}, None)["batchItemFailures"]:
-                self._client.delete_message(QueueUrl=self.queue_url, ReceiptHandle=message["ReceiptHandle"])
+                self._done.put(message["ReceiptHandle"])
         except Exception:
             logger.exception("message failed")
         finally:

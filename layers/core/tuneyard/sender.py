@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from boto3.dynamodb.conditions import Attr
 
-from tuneyard import deliveries, health, payloads, posts, queues, retries, table
+from tuneyard import deliveries, grouped, health, payloads, posts, queues, retries, table
 from tuneyard.records import ArtifactEvent
 from tuneyard.settings import settings
 from tuneyard.webhook_records import (
@@ -71,7 +71,7 @@ def send(ring: queues.Ring, *, now: int) -> None:
 
 def _ready(ring: queues.Ring, now: int) -> Ready | None:
     """The delivery with what it takes to send it now; otherwise it is nobody's, or held, put off, at its end."""
-    found, webhook, automation, event = table.get_many(
+    found, webhook, automation, event = grouped.get_many(
         (Delivery, (ring.delivery_id,)),
         (Webhook, (ring.webhook_id,)),
         (Automation, (ring.automation_id,)),
@@ -122,7 +122,7 @@ def _claim(ready: Ready, now: int) -> Claimed | None:
         until = now + LEASE_MS
         slot = Slot(webhook_id=mine.webhook_id, number=number, until=until, expires=until // 1000 + 3600)
         try:
-            table.transact(claim, table.Put(slot, new=True, when=Attr("until").lte(now)))
+            grouped.transact(claim, table.Put(slot, new=True, when=Attr("until").lte(now)))
         except table.ConditionFailed as error:
             if 0 in error.failed:
                 return None
@@ -209,13 +209,13 @@ def _settle(claimed: Claimed, changes: dict[str, Any], *more: table.Write) -> tu
     after, write = deliveries.moved(claimed.delivery, lease_until=None, claimed_at=None, **changes)
     place = (claimed.webhook.id, claimed.slot)
     try:
-        table.transact(write, table.Delete(Slot, place, when=Attr("line").not_exists()), *more)
+        grouped.transact(write, table.Delete(Slot, place, when=Attr("line").not_exists()), *more)
         return after, False
     except table.ConditionFailed as error:
         if 0 in error.failed:
             return None, False
     try:
-        table.transact(write, table.Delete(Slot, place), *more)
+        grouped.transact(write, table.Delete(Slot, place), *more)
     except table.ConditionFailed:
         return None, True
     return after, True

@@ -238,8 +238,10 @@ _WRITE, _READ = TypeSerializer(), TypeDeserializer()
 
 @lru_cache
 def _client() -> DynamoDBClient:
+    # the table checks every request itself: to check it here as well would be a third of the time of a write
     retries: Any = {"mode": "standard", "max_attempts": 5}
-    return boto3.client("dynamodb", config=Config(retries=retries, max_pool_connections=64))
+    config = Config(retries=retries, max_pool_connections=64, parameter_validation=False)
+    return boto3.client("dynamodb", config=config)
 
 
 class ConditionFailed(Conflict):
@@ -419,6 +421,14 @@ def due_deliveries(shard: int, *, until: int, limit: int) -> list[Delivery]:
     """The deliveries of a shard whose time or whose sender's lease is over, the longest overdue first."""
     condition = Key("due_pk").eq(f"DELIVERIES#{shard}") & Key("due_sk").lt(f"{until:013d}#")
     return [_record(Delivery, item) for item in _query(condition, "due", limit, descending=False)]
+
+
+def place_of(change: Write) -> Keys:
+    """The key of what a write is about."""
+    if isinstance(change, Put):
+        kind = type(change.record)
+        return _KEYS[kind](*(getattr(change.record, name) for name in _IDENTITY[kind]))
+    return _KEYS[change.kind](*change.identity)
 
 
 def reachable() -> None:
