@@ -106,10 +106,25 @@ def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None)
         raise Invalid(
             f"The model's chat template does not take these messages: {error}", param="messages"
         ) from error
+    _refuse_endless(text, base)
     tokens: list[int] = base.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if not tokens:
         raise Invalid("The prompt is empty.", param="messages")
     return tokens
+
+
+def _refuse_endless(text: str, base: Base) -> None:
+    """Refuse what is far too long by its beginning: ten megabytes would keep the tokenizer busy for minutes."""
+    size, context = 16 * base.context_length, base.context_length
+    while size < len(text):
+        count = len(base.tokenizer.backend_tokenizer.encode(text[:size], add_special_tokens=False).ids)
+        if count > 2 * context:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {context} tokens, and the prompt alone has more than "
+                f"{2 * context}. Shorten the messages.",
+                param="messages",
+            )
+        size *= 2
 
 
 def _plain(message: Message) -> dict[str, Any]:

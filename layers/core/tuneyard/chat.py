@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import httpx
+from pydantic_core import PydanticSerializationError
 from starlette.concurrency import run_in_threadpool
 
 from tuneyard import checkpoints, models
@@ -82,15 +85,15 @@ async def complete(caller: Identity, request: ChatRequest, *, project: str | Non
     target = await run_in_threadpool(resolve, caller, request.model)
     if target.trained:
         request = request.model_copy(update=_rollout_defaults(request))
-    body = EngineRequest(
+    asked = EngineRequest(
         chat=request,
         base_model=target.base_model,
         adapter=target.adapter,
         team=team,
         project=project,
         key_id=caller.key_id,
-    ).model_dump_json()
-    return await _ask(body)
+    )
+    return await _ask(_written(asked))
 
 
 def usage_project(caller: Identity, header: str | None) -> tuple[str, str]:
@@ -116,6 +119,17 @@ def _rollout_defaults(request: ChatRequest) -> dict[str, bool]:
     if request.return_token_ids is None:
         defaults["return_token_ids"] = True
     return defaults
+
+
+def _written(asked: EngineRequest) -> str:
+    """The request as JSON; Invalid for half a character (a lone surrogate), which JSON can name and UTF-8 cannot."""
+    try:
+        return asked.model_dump_json()
+    except PydanticSerializationError as error:
+        for name, value in asked.chat.model_dump().items():
+            if re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)):
+                raise Invalid(f"{name} holds half a character (a lone surrogate).", param=name) from error
+        raise
 
 
 async def _ask(body: str) -> Answer:
