@@ -39,7 +39,7 @@ def up(
     base_model: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ID=SOURCE[,learning_rate=..,context_length=..,engine_url=..]",
+            metavar="ID=SOURCE[,OPTION=VALUE...]",
             help="One more base model on offer: a folder or Hugging Face id of a causal language model; with "
             "engine_url a vLLM server answers for it. Repeatable.",
         ),
@@ -223,7 +223,7 @@ def _enter(state: Path) -> None:
 
 
 def _base_model(text: str) -> dict[str, Any]:
-    """``id=source[,learning_rate=..,context_length=..,quantization=nf4]`` as a base model's settings."""
+    """``id=source[,option=value...]`` as a base model's settings."""
     from pydantic import ValidationError
 
     from tuneyard.settings import BaseModelSpec
@@ -239,7 +239,8 @@ def _base_model(text: str) -> dict[str, Any]:
         spec = BaseModelSpec(id=name, source=str(folder.absolute()) if folder.is_dir() else source, **options)
     except (ValidationError, ValueError) as error:
         raise LocalError(
-            f"{text!r} does not name a base model: write --base-model ID=SOURCE[,learning_rate=..,context_length=..,quantization=nf4]."
+            f"{text!r} does not name a base model: write --base-model ID=SOURCE[,OPTION=VALUE...]; the options are "
+            f"{', '.join(sorted(set(BaseModelSpec.model_fields) - {'id', 'source'}))}."
         ) from error
     return spec.model_dump(exclude_none=True)
 
