@@ -6,6 +6,7 @@ already is not written twice.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from types import TracebackType
@@ -103,6 +104,9 @@ def _train(job: Job, stop: threading.Event, *, shard: bool) -> None:
         raise
     except Exception as error:
         logger.exception("job hit a bug", job_id=job.id)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _fail(teller.job, "The disk of the worker is full. Make room on it, then send the job again.")
+            return
         _fail(
             teller.job,
             f"Training stopped on an internal error ({type(error).__name__}), which was logged. Report it.",

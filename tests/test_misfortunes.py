@@ -1,0 +1,182 @@
+"""What can go wrong with a job ends that job with a sentence, and the worker takes the next one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from conftest import TINY
+from test_trainer import MODEL, rollout, work_off
+from training_fixtures import one_thread  # noqa: F401  a fixture
+from tuneyard import blobs, table
+from tuneyard.records import Checkpoint, Job
+from tuneyard.settings import settings
+from tuneyard_host import bases
+from tuneyard_host.training import adapters, rl, trainer, work
+
+JOBS = "/v1/preview/training-jobs"
+
+
+@pytest.fixture
+def submit(api: TestClient) -> Callable[..., str]:
+    """A job on a model of its own, or on the one that is named."""
+    made = iter(range(100))
+
+    def one(model_id: str | None = None, *, base_model: str = "tuneyard/tiny", **config: Any) -> str:
+        number = next(made)
+        if model_id is None:
+            body = MODEL | {"name": f"unlucky-{number}", "base_model": base_model}
+            model_id = api.post("/v1/preview/models", json=body).json()["id"]
+        groups = [
+            {"trajectories": [rollout("maybe", 1.0 + number), rollout("yes", 0.5), rollout("no", 0.75)]}
+        ]
+        body = {"model_id": model_id, "trajectory_groups": groups, "experimental_config": config}
+        return str(api.post(JOBS, json=body).raise_for_status().json()["id"])
+
+    return one
+
+
+def end_of(api: TestClient, job_id: str) -> tuple[str, str | None]:
+    job = api.get(f"{JOBS}/{job_id}").json()
+    events = api.get(f"{JOBS}/{job_id}/events").json()["data"]
+    assert events[-1]["type"] == ("training_ended" if job["status"] == "succeeded" else "training_failed")
+    return job["status"], job["error_message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x1f\x8b broken gzip", b"not json", b'{"trajectory_groups": 7}'], ids=repr
+)
+def test_a_corrupted_input(api: TestClient, submit: Callable[..., str], body: bytes):
+    unlucky, lucky = submit(), submit()
+    blobs.put(table.get(Job, unlucky).input_key, body)
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and ("damaged" in reason or "cannot be read" in reason), reason
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_an_input_that_is_gone(api: TestClient, submit: Callable[..., str]):
+    unlucky, lucky = submit(), submit()
+    blobs.delete_prefix(table.get(Job, unlucky).input_key)
+    work_off(api)
+
+    assert end_of(api, unlucky)[1] == "The job's stored input is missing or damaged. Send the job again."
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_a_damaged_parent_checkpoint(api: TestClient, submit: Callable[..., str]):
+    first = submit()
+    work_off(api)
+    model_id = table.get(Job, first).model_id
+    parent = table.get(Checkpoint, model_id, 1)
+    blobs.put(parent.prefix + adapters.ADAPTER, b"bits that rotted")
+    second = submit(model_id)
+    work_off(api)
+
+    status, reason = end_of(api, second)
+    assert status == "failed" and "adapter_model.safetensors of step 1 is damaged" in reason
+
+
+def test_a_base_model_that_disappeared(
+    api: TestClient, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    shutil.copytree(bases.BUILT_IN["builtin:tiny"], tmp_path / "base")
+    mine = {"id": "mine", "source": str(tmp_path / "base"), "learning_rate": 0.003}
+    monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY, mine]))
+    settings.cache_clear()
+    unlucky, lucky = submit(base_model="mine"), submit()
+    shutil.rmtree(tmp_path / "base")
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "The base model 'mine' cannot be loaded" in reason
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_a_base_model_that_is_no_longer_on_offer(
+    api: TestClient, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY, TINY | {"id": "passing"}]))
+    settings.cache_clear()
+    unlucky = submit(base_model="passing")
+    monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY]))
+    settings.cache_clear()
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "'passing' is not on offer" in reason
+
+
+def test_logprobs_that_make_the_loss_infinite(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
+    right = rl.of_row
+
+    def of_row(model: Any, row: Any, *, chunk: int) -> Any:
+        new, entropy = right(model, row, chunk=chunk)
+        return new * float("inf"), entropy
+
+    monkeypatch.setattr(rl, "of_row", of_row)
+    unlucky = submit()
+    work_off(api)
+    monkeypatch.setattr(rl, "of_row", right)
+    lucky = submit()
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "not a finite number" in reason
+    assert table.get(Checkpoint, table.get(Job, unlucky).model_id, 1) is None
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_no_memory_for_one_conversation(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
+    def of_row(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    right = rl.of_row
+    monkeypatch.setattr(rl, "of_row", of_row)
+    unlucky = submit()
+    work_off(api)
+    monkeypatch.setattr(rl, "of_row", right)
+    lucky = submit()
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "does not fit this worker's memory" in reason
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_a_full_disk(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
+    def full(_: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    right = work.as_parquet
+    monkeypatch.setattr(work, "as_parquet", full)
+    unlucky = submit()
+    work_off(api)
+    monkeypatch.setattr(work, "as_parquet", right)
+    lucky = submit()
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "disk of the worker is full" in reason
+    assert end_of(api, lucky) == ("succeeded", None)
+
+
+def test_a_bug_ends_the_job_and_not_the_worker(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
+    def buggy(*_: Any, **__: Any) -> None:
+        raise KeyError("what nobody thought of")
+
+    monkeypatch.setattr(trainer.work, "prepare", buggy)
+    unlucky = submit()
+    work_off(api)
+
+    status, reason = end_of(api, unlucky)
+    assert status == "failed" and "internal error (KeyError)" in reason
