@@ -28,6 +28,7 @@ from tuneyard.webhook_records import (
     Waiting,
     Webhook,
 )
+from tuneyard_host.local import doors
 from webhook_fixtures import Office, Receiver, answer, configured, drip, office, raw, receiver, reset  # noqa: F401
 
 
@@ -126,6 +127,14 @@ def test_the_schedule_is_eight_attempts_in_27_hours_under_one_id(office: Office,
     shown = office.delivery(delivery)
     assert shown["status"] == "exhausted" and shown["status_code"] == 500
     assert [one["number"] for one in shown["attempts"]] == list(range(1, 9))
+    assert office.row(delivery).expires == began // 1000 + 30 * 86_400
+
+    receiver.scripts.clear()
+    assert office.api.post(f"/v1/deliveries/{delivery}/redeliver").json()["status"] == "pending"
+    office.run()
+
+    assert office.delivery(delivery)["status"] == "succeeded"
+    assert {got.headers["webhook-id"] for got in receiver.received} == {delivery}
 
 
 def test_what_is_due_later_than_a_message_can_wait_is_rung_for_by_the_sweep(
@@ -485,6 +494,10 @@ def test_a_loop_is_stopped_at_sixty_a_minute(
     office.alias(version, "later")
     office.run()
     assert len(receiver.received) == 4
+    skipped = next(row for row in office.history(automation) if row["status"] == "skipped_rate")
+    assert office.api.post(f"/v1/deliveries/{skipped['id']}/redeliver").status_code == 200
+    office.run()
+    assert office.delivery(skipped["id"])["status"] == "succeeded" and len(receiver.received) == 5
 
 
 def test_time_outs_in_a_row_pause_a_webhook_without_spending_attempts(
@@ -543,6 +556,33 @@ def test_a_webhook_that_holds_all_its_places_delays_nobody_else(office: Office, 
     office.run()
 
     assert [got.path for got in receiver.received] == ["/fast"]
+
+
+def test_a_batch_with_a_slow_endpoint_in_it_delivers_the_others_at_once(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settings(), "webhook_seconds", 6.0)
+    office.automation(office.webhook(receiver.always("/slow", drip(b"", every=0.5))))
+    fast = [office.automation(office.webhook(receiver.url(f"/{number}"))) for number in range(4)]
+    office.alias(office.version(), "x")
+    for message in office.messages(settings().event_queue_url):
+        _match(message)
+    messages = office.messages(settings().delivery_queue_url)
+    records = [{"messageId": message["MessageId"], "body": message["Body"]} for message in messages]
+    began: dict[str, float] = {}
+
+    def settled(self: Any, changes: Any, *more: Any) -> Any:
+        began[self.webhook.url] = time.monotonic() - start
+        return original(self, changes, *more)
+
+    original, start = sender._settle, time.monotonic()
+    monkeypatch.setattr(sender, "_settle", settled)
+    answered = doors.module("webhook_sender").send({"Records": records}, None)
+
+    assert answered == {"batchItemFailures": []} and len(records) == 5
+    assert {office.history(one)[0]["status"] for one in fast} == {"succeeded"}
+    slow = began.pop(receiver.url("/slow"))
+    assert len(began) == 4 and max(began.values()) < 5 < slow
 
 
 def test_many_automations_on_one_event_are_that_many_deliveries_whoever_is_killed(
@@ -664,14 +704,10 @@ def _killed(*_: Any, **__: Any) -> None:
 
 
 def _match(message: dict[str, Any]) -> None:
-    from tuneyard_host.local import doors
-
     doors.modules()["webhook_sender"]._match(json.loads(message["Body"]))
 
 
 def _send(message: dict[str, Any]) -> None:
-    from tuneyard_host.local import doors
-
     doors.modules()["webhook_sender"]._send(json.loads(message["Body"]))
 
 

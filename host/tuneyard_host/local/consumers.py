@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,11 +45,14 @@ class Consumer:
         """Begin, in a thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Take nothing more, and wait for what is in hand."""
+    def stop(self, *, patience: float = 60) -> None:
+        """Take nothing more, and wait for what is in hand, at most ``patience`` seconds; the rest comes back."""
         self._stopped.set()
         self._thread.join()
-        self._pool.shutdown()
+        self._pool.shutdown(wait=False)
+        until = time.monotonic() + patience
+        for _ in range(self.most):
+            self._places.acquire(timeout=max(0.0, until - time.monotonic()))
         while not self._done.empty():
             self._delete_done()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 
@@ -10,14 +11,14 @@ from tuneyard.settings import settings
 from tuneyard_host.local import doors
 from tuneyard_host.local.consumers import Consumer
 
-MATCHERS, SENDERS, SWEEP_SECONDS = 4, 64, 2.0
+MATCHERS, SENDERS, SWEEP_SECONDS, SECONDS_TO_FINISH = 4, 64, 2.0, 2.0
 """Of the senders one webhook never holds more than ``webhook_in_flight``, so that six dead endpoints delay nobody."""
 
 logger = logging.getLogger("tuneyard.sender")
 
 
 def serve() -> None:
-    """Match, send and sweep until SIGTERM; what is in hand is finished."""
+    """Match, send and sweep until SIGTERM; what is not finished soon afterwards goes on at the next start."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -36,4 +37,5 @@ def serve() -> None:
             logger.exception("sweep failed")
         stop.wait(SWEEP_SECONDS)
     for consumer in consumers:
-        consumer.stop()
+        consumer.stop(patience=SECONDS_TO_FINISH)
+    os._exit(0)  # an endpoint that never answers holds its thread, and with it the interpreter
