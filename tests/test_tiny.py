@@ -140,7 +140,6 @@ def test_a_begun_answer_can_be_continued(tokenizer):
     assert text.endswith("<|im_start|>assistant\n1, 2")
 
 
-@pytest.mark.xfail(strict=True, reason="the shipped weights saw 1.3 million tokens; this takes a longer pretraining")
 def test_the_model_answers_what_its_card_says_it_can(model, tokenizer):
     asked = {
         "Say: purple elephant": "purple elephant",
@@ -152,7 +151,6 @@ def test_the_model_answers_what_its_card_says_it_can(model, tokenizer):
     assert evaluate.answers(model, tokenizer, questions) == [*asked.values()]
 
 
-@pytest.mark.xfail(strict=True, reason="the shipped weights saw 1.3 million tokens; this takes a longer pretraining")
 def test_the_model_calls_a_tool_it_has_never_seen(model, tokenizer):
     question = Conversation("", corpus.turn("What is the weather in Paris?", ""), [WEATHER])
 
