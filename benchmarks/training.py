@@ -2,10 +2,10 @@
 
 SFT: conversations of 200 tokens on the average and at most 1,024, in batches of eight. RL: eight answers to a prompt
 four times their length. The 100M model is a Qwen3 with random weights. Each run is a process of its own, taken in
-turns, and the better of two counts (tiny); speed is by CPU second, so that a busy machine slows nobody. TRL's best is packing
-with gradient checkpointing off; it lets packed conversations see each other, which ours never does. The share of the
-peak counts 4 N FLOPs a token (forward, and the gradient of activations: frozen weights have none), attention, and the
-vocabulary at trained tokens, against a measured matmul.
+turns, and the better of two counts (tiny); speed is by CPU second, so that a busy machine slows nobody. TRL's best is
+packing with gradient checkpointing off; it lets packed conversations see each other, which ours never does. The share
+of the peak counts 4 N FLOPs a token (forward, and the gradient of activations: frozen weights have none), attention,
+and the vocabulary at trained tokens, against a measured matmul.
 """
 
 from __future__ import annotations

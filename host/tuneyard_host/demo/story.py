@@ -14,9 +14,7 @@ from tuneyard_host.demo.show import console
 from tuneyard_host.local.folder import LocalError
 
 GOAL, MOST_JOBS = 0.95, 15
-RL = {"learning_rate": 5e-3, "advantage_balance": 1.0}
-"""A rate for a model of three million weights; and to learn from the better answers of a group, not from the worse."""
-SFT = {"batch_size": 5, "learning_rate": 1e-2}
+SFT = {"batch_size": 5}
 REPEATS = 40
 
 
@@ -51,7 +49,7 @@ def reinforce(client: Client, name: str, picture: Path) -> None:
         if rewards[-1] > GOAL:
             break
         if job < MOST_JOBS:
-            show.follow(f"RL job {job + 1}", client.events(client.train(model_id, groups, RL)))
+            show.follow(f"RL job {job + 1}", client.events(client.train(model_id, groups, {})))
     show.draw(rewards, answers, GOAL, picture)
     if rewards[-1] <= GOAL:
         raise LocalError(f"The mean reward is {rewards[-1]:.3f} after {MOST_JOBS} jobs, and was to be above {GOAL}.")

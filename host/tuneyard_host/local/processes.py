@@ -31,6 +31,8 @@ class Child:
     """Environment variables of its own; while they are None it loads ``preload`` and waits."""
     preload: str = ""
     socket: int | None = None
+    threads: int | None = None
+    """How many threads it computes with; None leaves that to its libraries."""
     deaths: int = 0
     """Ends that followed each other quickly."""
     started: float = 0.0
@@ -43,10 +45,11 @@ class Child:
         sockets = [] if self.socket is None else [self.socket]
         fd = [f"--fd={socket}" for socket in sockets]
         command = [sys.executable, "-m", lifeline.CHILD, *preload, *self.arguments, *fd]
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(  # noqa: S603 - our own interpreter and command
-                command, env=environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=sockets,
-                start_new_session=True,
+                command, env=threads | environment.clean(), stdin=subprocess.PIPE, stdout=log, stderr=log,
+                pass_fds=sockets, start_new_session=True,
             )  # fmt: skip
         self.started = time.monotonic()
         if self.settings is not None:

@@ -106,7 +106,8 @@ class _Stack:
         )
         self._add("emulator", "--folder", self.folder.aws, listener=self.emulator, settings=own)
         lock = self.folder.path / "trainer.lock"
-        self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers")
+        threads = max(1, (os.cpu_count() or 2) - 1)  # one core is for all the others
+        self._add("trainer", "--name", WORKER, "--lock", lock, preload="torch,transformers", threads=threads)
         self._add("inference", listener=self.inference, preload="torch,transformers")
         self._add("sender")
         self._add("door", "--access-log", self.folder.logs / "access.log", listener=self.door)
@@ -142,11 +143,11 @@ class _Stack:
 
     def _add(
         self, name: str, *arguments: object, listener: socket.socket | None = None, preload: str = "",
-        settings: dict[str, str] | None = None,
+        settings: dict[str, str] | None = None, threads: int | None = None,
     ) -> None:  # fmt: skip
         fd = None if listener is None else listener.fileno()
         command = [name, *map(str, arguments)]
-        self.supervisor.add(Child(name, command, self.folder.logs / f"{name}.log", settings, preload, fd))
+        self.supervisor.add(Child(name, command, self.folder.logs / f"{name}.log", settings, preload, fd, threads))
 
 
 @contextmanager

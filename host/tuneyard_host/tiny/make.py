@@ -1,6 +1,6 @@
 """Make `tuneyard/tiny` from nothing: corpus, tokenizer, pretraining, files and their digests.
 
-``python -m tuneyard_host.tiny.make --out DIR --seed 0 --tokens 10000000``
+``python -m tuneyard_host.tiny.make --out DIR --seed 0 --tokens 6500000``
 
 The same seed and thread count on the same processor give the same bytes. A run that is cut off goes on from
 ``DIR/checkpoint.pt``; the finished folder is ready for ``from_pretrained``.
@@ -63,7 +63,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=10_000_000)
+    parser.add_argument("--tokens", type=int, default=6_500_000)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
