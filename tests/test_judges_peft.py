@@ -53,11 +53,12 @@ def test_peft_loads_a_checkpoint_and_gives_the_services_log_probabilities(http: 
 
 
 def train(http: httpx.Client, model: dict[str, Any]) -> None:
-    """One RL job whose adapter differs from nothing."""
-    request = {"model": model["inference_name"], "messages": ASK, "n": 8, "max_tokens": 8}
+    """One RL job that makes one answer likelier than the base model finds it."""
+    request = {"model": model["inference_name"], "messages": ASK, "n": 16, "max_tokens": 8, "seed": 1}
     choices = http.post("/v1/chat/completions", json=request).json()["choices"]
     trajectories = [
-        {"messages_and_choices": [*ASK, choice], "reward": place % 2} for place, choice in enumerate(choices)
+        {"messages_and_choices": [*ASK, choice], "reward": float(choice["message"]["content"] == "maybe")}
+        for choice in choices
     ]
     body = {"model_id": model["id"], "trajectory_groups": [{"trajectories": trajectories}]}
     job = http.post(

@@ -57,7 +57,7 @@ def end_of(api: TestClient, job_id: str) -> tuple[str, str | None]:
 def test_a_corrupted_input(api: TestClient, submit: Callable[..., str], body: bytes):
     unlucky, lucky = submit(), submit()
     blobs.put(table.get(Job, unlucky).input_key, body)
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and ("damaged" in reason or "cannot be read" in reason), reason
@@ -67,7 +67,7 @@ def test_a_corrupted_input(api: TestClient, submit: Callable[..., str], body: by
 def test_an_input_that_is_gone(api: TestClient, submit: Callable[..., str]):
     unlucky, lucky = submit(), submit()
     blobs.delete_prefix(table.get(Job, unlucky).input_key)
-    work_off(api)
+    work_off()
 
     assert end_of(api, unlucky)[1] == "The job's stored input is missing or damaged. Send the job again."
     assert end_of(api, lucky) == ("succeeded", None)
@@ -75,12 +75,12 @@ def test_an_input_that_is_gone(api: TestClient, submit: Callable[..., str]):
 
 def test_a_damaged_parent_checkpoint(api: TestClient, submit: Callable[..., str]):
     first = submit()
-    work_off(api)
+    work_off()
     model_id = table.get(Job, first).model_id
     parent = table.get(Checkpoint, model_id, 1)
     blobs.put(parent.prefix + adapters.ADAPTER, b"bits that rotted")
     second = submit(model_id)
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, second)
     assert status == "failed" and "adapter_model.safetensors of step 1 is damaged" in reason
@@ -95,7 +95,7 @@ def test_a_base_model_that_disappeared(
     settings.cache_clear()
     unlucky, lucky = submit(base_model="mine"), submit()
     shutil.rmtree(tmp_path / "base")
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "The base model 'mine' cannot be loaded" in reason
@@ -110,7 +110,7 @@ def test_a_base_model_that_is_no_longer_on_offer(
     unlucky = submit(base_model="passing")
     monkeypatch.setenv("TUNEYARD_BASE_MODELS", json.dumps([TINY]))
     settings.cache_clear()
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "'passing' is not on offer" in reason
@@ -125,10 +125,10 @@ def test_logprobs_that_make_the_loss_infinite(api: TestClient, submit: Callable[
 
     monkeypatch.setattr(rl, "of_row", of_row)
     unlucky = submit()
-    work_off(api)
+    work_off()
     monkeypatch.setattr(rl, "of_row", right)
     lucky = submit()
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "not a finite number" in reason
@@ -143,10 +143,10 @@ def test_no_memory_for_one_conversation(api: TestClient, submit: Callable[..., s
     right = rl.of_row
     monkeypatch.setattr(rl, "of_row", of_row)
     unlucky = submit()
-    work_off(api)
+    work_off()
     monkeypatch.setattr(rl, "of_row", right)
     lucky = submit()
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "does not fit this worker's memory" in reason
@@ -160,10 +160,10 @@ def test_a_full_disk(api: TestClient, submit: Callable[..., str], monkeypatch: A
     right = work.as_parquet
     monkeypatch.setattr(work, "as_parquet", full)
     unlucky = submit()
-    work_off(api)
+    work_off()
     monkeypatch.setattr(work, "as_parquet", right)
     lucky = submit()
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "disk of the worker is full" in reason
@@ -176,7 +176,7 @@ def test_a_bug_ends_the_job_and_not_the_worker(api: TestClient, submit: Callable
 
     monkeypatch.setattr(trainer.work, "prepare", buggy)
     unlucky = submit()
-    work_off(api)
+    work_off()
 
     status, reason = end_of(api, unlucky)
     assert status == "failed" and "internal error (KeyError)" in reason

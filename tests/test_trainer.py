@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 from fastapi.testclient import TestClient
 
-from tuneyard import blobs, leases, table
+from tuneyard import blobs, leases, queues, table
 from tuneyard.errors import TrainingError
 from tuneyard.records import Checkpoint, Job
 from tuneyard_host.training import trainer, work
@@ -43,20 +43,12 @@ def model(api: TestClient) -> dict[str, Any]:
     return api.post("/v1/preview/models", json=MODEL).json()
 
 
-def work_off(api: TestClient, *, jobs: int = 1) -> None:
-    """Let a worker take what waits."""
-    stop = threading.Event()
-    worker = threading.Thread(target=trainer.serve, kwargs={"name": "w", "stop": stop})
-    worker.start()
-    try:
-        for _ in range(600):
-            listed = api.get("/v1/preview/training-jobs").json()["data"]
-            if all(job["status"] in ("succeeded", "failed", "cancelled") for job in listed):
-                return
-            stop.wait(0.1)
-    finally:
-        stop.set()
-        worker.join()
+def work_off() -> None:
+    """Do a worker's turns until nothing waits; in this thread, for the emulated account stands no others."""
+    for _ in range(50):
+        if (message := queues.receive_job(wait_seconds=0, visible_after=60)) is None:
+            return
+        trainer._take(message.job_id, message, name="w", stop=threading.Event(), shard=False)
 
 
 def events(api: TestClient, job_id: str) -> list[dict[str, Any]]:
@@ -68,7 +60,7 @@ def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestCl
     body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": None}
 
     job = api.post("/v1/preview/training-jobs", json=body).json()
-    work_off(api)
+    work_off()
 
     told = events(api, job["id"])
     assert [e["type"] for e in told] == ["training_started", "gradient_step", "training_ended"]
@@ -84,7 +76,7 @@ def test_a_replayed_job_gives_the_same_adapter_bit_for_bit(api: TestClient, mode
     for seed in range(2):
         groups = [{"trajectories": [rollout("maybe", 1.0 + seed), rollout("yes", 0.5), rollout("no", 0.75)]}]
         api.post("/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups})
-    work_off(api)
+    work_off()
 
     for listed in api.get("/v1/preview/training-jobs").json()["data"]:
         job = table.get(Job, listed["id"])
@@ -105,7 +97,7 @@ def test_the_ledger_beside_the_adapter_tells_what_became_of_each_trajectory(
     job = api.post(
         "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups}
     ).json()
-    work_off(api)
+    work_off()
 
     checkpoint = table.get(Checkpoint, model["id"], 1)
     rows = parquet.read_table(io.BytesIO(blobs.get(f"{checkpoint.prefix}ledger.parquet"))).to_pylist()
@@ -132,7 +124,7 @@ def test_a_broken_line_fails_the_job_with_its_number_before_any_training(
     body = {"model_id": model["id"], "training_data_url": upload["url"]}
 
     job = api.post("/v1/preview/sft-training-jobs", json=body).json()
-    work_off(api)
+    work_off()
 
     (told,) = events(api, job["id"])
     assert told["type"] == "training_failed"
@@ -145,7 +137,7 @@ def test_equal_rewards_teach_nothing_and_the_job_says_so(api: TestClient, model:
     job = api.post(
         "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": groups}
     ).json()
-    work_off(api)
+    work_off()
 
     started, warning, ended = events(api, job["id"])
     assert started["data"]["num_sequences"] == 0
@@ -172,13 +164,13 @@ def test_the_reference_of_a_penalty_may_be_a_checkpoint_of_another_model(
     rate = {"learning_rate": 0.003}
     body = {"trajectory_groups": groups, "experimental_config": rate}
     api.post("/v1/preview/training-jobs", json=body | {"model_id": other["id"]})
-    work_off(api)
+    work_off()
     penalty = {"kl_penalty_coef": 0.1, "kl_ref_adapter_path": "wandb-artifact:///acme/p/teacher"}
     taught = api.post(
         "/v1/preview/training-jobs",
         json={"model_id": model["id"], "trajectory_groups": groups, "experimental_config": rate | penalty},
     ).json()
-    work_off(api)
+    work_off()
 
     assert taught["experimental_config"]["kl_ref_adapter_path"] == "acme/p/teacher:step1"
     step = next(e["data"] for e in events(api, taught["id"]) if e["type"] == "gradient_step")
