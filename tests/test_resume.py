@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from tuneyard.records import Checkpoint, Job, JobStatus
 from tuneyard.settings import settings
 from tuneyard_host.training import adapters, progress, trainer
 
-KILLS = 20
+KILLS = int(os.environ.get("TUNEYARD_TEST_KILLS", "10"))
+"""Deaths; fifty take two to four minutes."""
 STEPS = "packed_sequence_length"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import time
 import uuid
 from collections import Counter
@@ -22,6 +23,8 @@ from standardwebhooks import WebhookVerificationError
 from webhook_fixtures import Received, Receiver, answer, drip, receiving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+MANY = int(os.environ.get("TUNEYARD_TEST_AUTOMATIONS", "300"))
+"""Automations on one event; a thousand take four minutes."""
 ASK = [{"role": "user", "content": "Answer yes, no or maybe."}]
 DISPATCH = {
     "event_type": "model-trained",
@@ -208,11 +211,11 @@ def test_an_endpoint_that_never_answers_delays_nobody_and_a_killed_sender_loses_
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_thousand_automations_on_one_event_are_a_thousand_deliveries_whoever_is_killed(
+def test_many_automations_on_one_event_are_as_many_deliveries_whoever_is_killed(
     customer: Customer, stack: Any
 ):
     hooks = [customer.webhook(customer.receiver.url(f"/{number}"), secret="SIGNING") for number in range(20)]
-    made = {customer.automation(hooks[n % 20], "ADD_ARTIFACT_TAG", tag_regex="^go$") for n in range(1000)}
+    made = {customer.automation(hooks[n % 20], "ADD_ARTIFACT_TAG", tag_regex="^go$") for n in range(MANY)}
     data = f"/v1/projects/{customer.team}/{customer.project}/collections/data/versions"
     customer.post(data, {})
 
@@ -228,10 +231,10 @@ def test_a_thousand_automations_on_one_event_are_a_thousand_deliveries_whoever_i
 
     def finished() -> bool:
         rows[:] = [row for hook in hooks for row in customer.every(f"/v1/teams/{customer.team}/webhooks/{hook}/deliveries")]
-        return len(rows) >= 1000 and {row["status"] for row in rows} == {"succeeded"}
+        return len(rows) >= MANY and {row["status"] for row in rows} == {"succeeded"}
 
     until(finished, seconds=300)
-    assert {row["automation_id"] for row in rows} == made and len(rows) == 1000
+    assert {row["automation_id"] for row in rows} == made and len(rows) == MANY
     times = Counter(got.headers["webhook-id"] for got in customer.receiver.received)
     assert set(times) == {row["id"] for row in rows}
     for id in (id for id, many in times.items() if many > 1):
