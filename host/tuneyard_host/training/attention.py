@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -42,7 +43,6 @@ class Forest:
 
     lengths: list[int]
     paths: list[list[int]]
-    _masks: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def span(self) -> int:
@@ -63,13 +63,6 @@ class Forest:
             for run, end in zip(runs, ends, strict=True)
             if end > run.stop
         ]
-
-    def mask(self, rows: int, columns: int, device: torch.device) -> Tensor:
-        """Who of its path each of the last ``rows`` tokens of ``columns`` sees; made once for all layers."""
-        if (rows, columns) not in self._masks:
-            whole = torch.ones(rows, columns, dtype=torch.bool, device=device)
-            self._masks[rows, columns] = whole.tril(columns - rows)
-        return self._masks[rows, columns]
 
 
 def packed(
@@ -99,15 +92,17 @@ def packed(
 
 
 def in_runs(queries: Tensor, keys: Tensor, values: Tensor, forest: Forest, scale: float) -> Tensor:
-    """Each run against its whole path under a mask: for any device, and to test the other way against."""
+    """Each run against its whole path, whose last tokens it is: for any device, and to test the other way against.
+
+    On a GPU that is the flash kernel, on a CPU a mask.
+    """
     pieces = [tensor.split(forest.lengths, dim=2) for tensor in (queries, keys, values)]
     seen = []
     for path in forest.paths:
         query = pieces[0][path[-1]]
         key, value = (torch.cat([piece[run] for run in path], dim=2) for piece in pieces[1:])
-        rows, columns = query.shape[2], key.shape[2]
-        mask = forest.mask(rows, columns, query.device)
-        seen.append(scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale))
+        sees = causal_lower_right(query.shape[2], key.shape[2])
+        seen.append(scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale))
     return torch.cat(seen, dim=2)
 
 
