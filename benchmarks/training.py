@@ -1,11 +1,14 @@
-"""Training on one thread in fp32, the same tokens and LoRA settings for all: SFT against TRL, RL against HF + PEFT.
+"""Training in one process, the same tokens and LoRA settings for all: SFT against TRL, RL against HF + PEFT.
+
+Where there is a GPU, in bf16 on it, by the clock; else on one CPU thread in fp32, by CPU second, so that a busy machine
+slows nobody.
 
 SFT: conversations of 200 tokens on the average and at most 1,024, in batches of eight. RL: eight answers to a prompt
-four times their length. The 100M model is a Qwen3 with random weights. Each run is a process of its own, taken in
-turns, and the better of two counts (tiny); speed is by CPU second, so that a busy machine slows nobody. TRL's best is
-packing with gradient checkpointing off; it lets packed conversations see each other, which ours never does. The share
-of the peak counts 4 N FLOPs a token (forward, and the gradient of activations: frozen weights have none), attention,
-and the vocabulary at trained tokens, against a measured matmul.
+four times their length. All models but the tiny one are Qwen3 with random weights. Each run is a process of its own,
+taken in turns, and the better of two counts (tiny). TRL's best is packing with gradient checkpointing off; it lets
+packed conversations see each other, which ours never does. The share of the peak counts 4 N FLOPs a token (forward, and
+the gradient of activations: frozen weights have none), attention, and the vocabulary at trained tokens, against a
+measured matmul.
 """
 
 from __future__ import annotations
@@ -25,16 +28,26 @@ from typing import Any
 from measuring import Result
 
 ROUNDS, RATE, PROMPT, ANSWER, ANSWERS = 2, 1e-4, 400, 100, 8
-SIZES = {"tiny": (48, 12), "100M": (8, 1)}
+SIZES = {"tiny": (48, 12), "100M": (8, 1), "0.6B": (192, 12), "8B": (48, 4)}
 """Conversations of the SFT job, and gradient steps of the RL job, after those that warm up."""
+SHAPES = {
+    "100M": (32_000, 640, 16, 1920, 10, 5, 64),
+    "0.6B": (151_936, 1024, 28, 3072, 16, 8, 128),
+    "8B": (151_936, 4096, 36, 12288, 32, 8, 128),
+}
+"""Vocabulary, hidden size, layers, intermediate size, heads, key heads, head size; the last two are Qwen3's own."""
+ON_CPU, ON_GPU = ("tiny", "100M"), ("0.6B", "8B")
 SFT = ("ours", "trl default", "trl best")
 RL = ("ours", "loop")
 
 
 def measure() -> list[Result]:
     """Tokens a CPU second, and the peak of memory, of each way on each model."""
+    import torch
+
     rows = []
-    for model in SIZES:
+    second = "second" if torch.cuda.is_available() else "CPU second"
+    for model in ON_GPU if torch.cuda.is_available() else ON_CPU:
         for kind, ways in (("SFT", SFT), ("RL", RL)):
             found: dict[str, dict[str, float]] = {}
             for _ in range(ROUNDS if model == "tiny" else 1):
@@ -47,7 +60,7 @@ def measure() -> list[Result]:
                 goal = ">= 2" if way == "trl best" else ">= 4" if way == "loop" else ""
                 rows.append(
                     Result.of(
-                        f"{kind}, {model}: tokens per CPU second, {way}",
+                        f"{kind}, {model}: tokens per {second}, {way}",
                         ours["speed"],
                         found[way]["speed"],
                         "",
@@ -99,21 +112,34 @@ def conversations(count: int, vocabulary: int) -> list[tuple[list[int], int]]:
 def load(model: str) -> Any:
     """A base model as the trainer loads it."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     from tuneyard.settings import BaseModelSpec
     from tuneyard_host import bases
 
     if model == "tiny":
         return bases.load(BaseModelSpec(id="tuneyard/tiny", source="builtin:tiny"))
+    vocabulary, hidden, layers, intermediate, heads, key_heads, size = SHAPES[model]
     config = Qwen3Config(
-        vocab_size=32_000, hidden_size=640, num_hidden_layers=16, intermediate_size=1920, num_attention_heads=10,
-        num_key_value_heads=5, head_dim=64, tie_word_embeddings=True,
+        vocab_size=vocabulary, hidden_size=hidden, num_hidden_layers=layers, intermediate_size=intermediate,
+        num_attention_heads=heads, num_key_value_heads=key_heads, head_dim=size, tie_word_embeddings=model != "8B",
+        dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
     )  # fmt: skip
     torch.manual_seed(0)
-    made = Qwen3ForCausalLM(config).eval().requires_grad_(False)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        made = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     tokenizer = bases.load(BaseModelSpec(id="tuneyard/tiny", source="builtin:tiny")).tokenizer
-    return bases.Base(BaseModelSpec(id="100M", source="."), made, tokenizer, 40_960, "")
+    return bases.Base(BaseModelSpec(id=model, source="."), made, tokenizer, 40_960, "")
+
+
+def now() -> float:
+    """Seconds: of the CPU, or by the clock when a GPU has done what it was told."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def ours(base: Any, kind: str, size: int) -> Iterator[tuple[int, float]]:
@@ -175,10 +201,10 @@ def loop(base: Any, _kind: str, size: int) -> Iterator[tuple[int, float]]:
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
     for ids, answers in rollouts(size + 1, base.model.config.vocab_size):
-        batch = torch.tensor([ids + answer for answer in answers])
+        batch = torch.tensor([ids + answer for answer in answers], device=base.model.device)
         logits = model(input_ids=batch, use_cache=False).logits[:, PROMPT - 1 : -1]
-        new = logits.log_softmax(-1).gather(-1, batch[:, PROMPT:, None])[..., 0]
-        advantage = torch.tensor([(-1.0) ** at for at in range(ANSWERS)])[:, None]
+        new = logits.float().log_softmax(-1).gather(-1, batch[:, PROMPT:, None])[..., 0]
+        advantage = torch.tensor([(-1.0) ** at for at in range(ANSWERS)], device=batch.device)[:, None]
         ratio = (new.detach() + 5.0).exp().clamp(0, 5)
         loss = -(ratio * advantage * new).mean()
         loss.backward()
@@ -225,20 +251,20 @@ def trl(base: Any, way: str, size: int) -> Iterator[tuple[int, float]]:
             self.losses: list[float] = []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.marks.append(time.process_time())
+            self.marks.append(now())
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            self.marks.append(time.process_time())
+            self.marks.append(now())
 
         def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
             self.losses += [float(logs["loss"])] if "loss" in logs else []
 
-    clock = Clock()
+    clock, on_gpu = Clock(), torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         options = SFTConfig(
             output_dir=folder, per_device_train_batch_size=2 if best else 8, learning_rate=RATE, num_train_epochs=1,
             lr_scheduler_type="constant", adam_beta2=0.99, max_grad_norm=1.0, logging_steps=1, save_strategy="no",
-            report_to="none", use_cpu=True, bf16=False, max_length=1024, packing=best, completion_only_loss=True,
+            report_to="none", use_cpu=not on_gpu, bf16=on_gpu, max_length=1024, packing=best, completion_only_loss=True,
             gradient_checkpointing=not best, dataloader_pin_memory=False, disable_tqdm=True,
         )  # fmt: skip
         trainer = InOrder(
@@ -275,20 +301,21 @@ def flops_per_second(base: Any, kind: str, speed: float) -> float:
     return float(work / given * speed)
 
 
-def matmul_peak() -> float:
-    """FLOPs a second of a square fp32 matmul, the best of several."""
+def matmul_peak(model: Any) -> float:
+    """FLOPs a second of a square matmul in the model's precision, the best of several."""
     import torch
 
-    a, best = torch.randn(2048, 2048), 0.0
+    size = 2048 if model.device.type == "cpu" else 8192
+    a, best = torch.randn(size, size, device=model.device, dtype=model.dtype), 0.0
     for _ in range(6):
-        began = time.process_time()
+        began = now()
         a @ a
-        best = max(best, 2 * 2048**3 / (time.process_time() - began))
+        best = max(best, 2 * size**3 / (now() - began))
     return best
 
 
 def child(model: str, kind: str, way: str) -> None:
-    """One run: prints tokens a CPU second after the first step, the first loss, and the peak of memory in MB."""
+    """One run: prints tokens a second after the first step, the first loss, and the peak of memory in MB."""
     import resource
 
     import torch
@@ -306,14 +333,17 @@ def child(model: str, kind: str, way: str) -> None:
             if number:
                 tokens += count
             else:
-                began, loss = time.process_time(), told
-        speed = tokens / (time.process_time() - began)
+                began, loss = now(), told
+        speed = tokens / (now() - began)
+    on_gpu = torch.cuda.is_available()
     told = {
         "speed": speed,
         "loss": loss,
-        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "memory": torch.cuda.max_memory_allocated() / 2**20
+        if on_gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "flops": flops_per_second(base, kind, speed),
-        "peak": matmul_peak(),
+        "peak": matmul_peak(base.model),
     }
     sys.stdout.write(json.dumps(told) + "\n")
 
