@@ -20,7 +20,7 @@ from tuneyard import blobs, table
 from tuneyard.records import Checkpoint, Job
 from tuneyard.settings import settings
 from tuneyard_host import bases
-from tuneyard_host.training import adapters, rl, trainer, work
+from tuneyard_host.training import adapters, rl, work
 
 JOBS = "/v1/preview/training-jobs"
 
@@ -116,67 +116,49 @@ def test_a_base_model_that_is_no_longer_on_offer(
     assert status == "failed" and "'passing' is not on offer" in reason
 
 
-def test_logprobs_that_make_the_loss_infinite(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
-    right = rl.of_row
+def infinite(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Scoring whose log-probabilities are infinite."""
 
-    def of_row(model: Any, row: Any, *, chunk: int) -> Any:
-        new, entropy = right(model, row, chunk=chunk)
+    def of_row(*args: Any, **options: Any) -> Any:
+        new, entropy = right(*args, **options)
         return new * float("inf"), entropy
 
-    monkeypatch.setattr(rl, "of_row", of_row)
-    unlucky = submit()
-    work_off()
-    monkeypatch.setattr(rl, "of_row", right)
+    return of_row
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    """What does nothing but fail, in place of anything."""
+
+    def made(_: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(*_: Any, **__: Any) -> Any:
+            raise error
+
+        return fails
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken", "sentence"),
+    [
+        (rl, "of_row", infinite, "not a finite number"),
+        (rl, "of_row", failing(torch.OutOfMemoryError("CUDA out of memory")), "does not fit this worker's memory"),
+        (work, "as_parquet", failing(OSError(errno.ENOSPC, "No space left")), "disk of the worker is full"),
+        (work, "prepare", failing(KeyError("what nobody thought of")), "internal error (KeyError)"),
+    ],
+    ids=["infinite loss", "no memory for one conversation", "full disk", "bug"],
+)
+def test_a_misfortune_of_one_job_is_told_and_the_next_one_trains(
+    api: TestClient, submit: Callable[..., str], module: Any, name: str, broken: Any, sentence: str
+):
+    with pytest.MonkeyPatch.context() as for_now:
+        for_now.setattr(module, name, broken(getattr(module, name)))
+        unlucky = submit()
+        work_off()
     lucky = submit()
     work_off()
 
     status, reason = end_of(api, unlucky)
-    assert status == "failed" and "not a finite number" in reason
+    assert status == "failed" and sentence in reason
     assert table.get(Checkpoint, table.get(Job, unlucky).model_id, 1) is None
     assert end_of(api, lucky) == ("succeeded", None)
-
-
-def test_no_memory_for_one_conversation(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
-    def of_row(*_: Any, **__: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    right = rl.of_row
-    monkeypatch.setattr(rl, "of_row", of_row)
-    unlucky = submit()
-    work_off()
-    monkeypatch.setattr(rl, "of_row", right)
-    lucky = submit()
-    work_off()
-
-    status, reason = end_of(api, unlucky)
-    assert status == "failed" and "does not fit this worker's memory" in reason
-    assert end_of(api, lucky) == ("succeeded", None)
-
-
-def test_a_full_disk(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
-    def full(_: Any) -> bytes:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    right = work.as_parquet
-    monkeypatch.setattr(work, "as_parquet", full)
-    unlucky = submit()
-    work_off()
-    monkeypatch.setattr(work, "as_parquet", right)
-    lucky = submit()
-    work_off()
-
-    status, reason = end_of(api, unlucky)
-    assert status == "failed" and "disk of the worker is full" in reason
-    assert end_of(api, lucky) == ("succeeded", None)
-
-
-def test_a_bug_ends_the_job_and_not_the_worker(api: TestClient, submit: Callable[..., str], monkeypatch: Any):
-    def buggy(*_: Any, **__: Any) -> None:
-        raise KeyError("what nobody thought of")
-
-    monkeypatch.setattr(trainer.work, "prepare", buggy)
-    unlucky = submit()
-    work_off()
-
-    status, reason = end_of(api, unlucky)
-    assert status == "failed" and "internal error (KeyError)" in reason
