@@ -11,9 +11,9 @@ import pyarrow.parquet as parquet
 import pytest
 from fastapi.testclient import TestClient
 
-from tuneyard import blobs, leases, queues, table
+from tuneyard import leases, queues, table
 from tuneyard.errors import TrainingError
-from tuneyard.records import Checkpoint, Job
+from tuneyard.records import Job
 from tuneyard_host.training import trainer, work
 
 MODEL = {"project": "p", "name": "agent", "base_model": "tuneyard/tiny"}
@@ -53,6 +53,15 @@ def work_off() -> None:
 
 def events(api: TestClient, job_id: str) -> list[dict[str, Any]]:
     return api.get(f"/v1/preview/training-jobs/{job_id}/events?limit=100").json()["data"]
+
+
+def ledger_of(api: TestClient, model: dict[str, Any], step: int) -> list[dict[str, Any]]:
+    """The ledger of a checkpoint, from the address that its record names."""
+    import requests
+
+    checkpoint = api.get(f"/v1/preview/models/{model['id']}/checkpoints/{step}").json()
+    (url,) = [file["url"] for file in checkpoint["files"] if file["name"] == "ledger.parquet"]
+    return parquet.read_table(io.BytesIO(requests.get(url, timeout=5).content)).to_pylist()
 
 
 def test_a_job_trains_and_its_checkpoint_appears_with_the_last_event(api: TestClient, model: dict[str, Any]):
@@ -99,8 +108,7 @@ def test_the_ledger_beside_the_adapter_tells_what_became_of_each_trajectory(
     ).json()
     work_off()
 
-    checkpoint = table.get(Checkpoint, model["id"], 1)
-    rows = parquet.read_table(io.BytesIO(blobs.get(f"{checkpoint.prefix}ledger.parquet"))).to_pylist()
+    rows = ledger_of(api, model, 1)
     assert [(row["group"], row["index"], row["dropped"]) for row in rows] == [
         (0, 0, None),
         (0, 1, None),
@@ -181,6 +189,48 @@ def test_the_reference_of_a_penalty_may_be_a_checkpoint_of_another_model(
     assert deleted.status_code == 200
     with pytest.raises(TrainingError, match="'acme/p/teacher:step1', which this job needs, was deleted"):
         work.replay(again[0])
+
+
+def test_the_reference_of_a_penalty_may_be_a_step_of_the_model_itself(
+    api: TestClient, model: dict[str, Any]
+):
+    groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5), rollout("no", 0.75)]}]
+
+    def trained(**config: Any) -> dict[str, Any]:
+        body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": config}
+        job = api.post("/v1/preview/training-jobs", json=body).raise_for_status().json()
+        work_off()
+        return next(event["data"] for event in events(api, job["id"]) if event["type"] == "gradient_step")
+
+    for _ in range(2):
+        trained(learning_rate=0.003)
+    still = {"learning_rate": 0.0, "kl_penalty_coef": 0.1}  # from here on every step has the weights of step 2
+
+    first = trained(**still, kl_penalty_reference_step=1)["kl_policy_ref"]
+    assert abs(first) > 1e-6
+    assert trained(**still, kl_penalty_reference_step=2)["kl_policy_ref"] == pytest.approx(0, abs=1e-7)
+    assert trained(**still, kl_penalty_step_lag=3)["kl_policy_ref"] == first
+    base = trained(**still)["kl_policy_ref"]
+    assert trained(**still, kl_penalty_step_lag=99)["kl_policy_ref"] == base != first
+
+
+@pytest.mark.parametrize("name", ["scale_rewards", "normalize_advantages"])
+def test_advantages_are_left_in_the_units_of_the_reward_on_demand(
+    api: TestClient, model: dict[str, Any], name: str
+):
+    answers = ("maybe", "yes", "no")
+    groups = [
+        {"trajectories": [rollout(*each) for each in zip(answers, rewards, strict=True)]}
+        for rewards in ((5.0, 1.0, 3.0), (1.2, 1.0, 1.1))
+    ]
+    for config in ({}, {name: False}):
+        body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": config}
+        api.post("/v1/preview/training-jobs", json=body).raise_for_status()
+    work_off()
+
+    usual, unscaled = ([row["advantage"] for row in ledger_of(api, model, step)] for step in (1, 2))
+    assert usual[0] == pytest.approx(usual[3], rel=1e-4)
+    assert unscaled[0] == pytest.approx(20 * unscaled[3], rel=1e-4)
 
 
 @pytest.mark.parametrize(
