@@ -47,7 +47,7 @@ def storage_template(template: dict[str, Any]) -> str:
     kept = {
         name: resource
         for name, resource in template["Resources"].items()
-        if not resource["Type"].startswith(NOT_STORAGE)
+        if not resource["Type"].startswith(NOT_STORAGE) and "Condition" not in resource
     }
     outputs = {
         name: output for name, output in template["Outputs"].items() if "Api" not in json.dumps(output)

@@ -61,10 +61,14 @@ def test_each_environment_variable_is_a_setting(template: dict[str, Any]):
     names = set(template["Globals"]["Function"]["Environment"]["Variables"])
     for properties in functions(template).values():
         names |= set(properties.get("Environment", {}).get("Variables", {}))
+    (container,) = template["Resources"]["TrainerTask"]["Properties"]["ContainerDefinitions"]
+    trainers = {variable["Name"] for variable in container["Environment"]} - {"AWS_DEFAULT_REGION"}
     known = {f"TUNEYARD_{field.upper()}" for field in Settings.model_fields}
 
     assert names - {"POWERTOOLS_SERVICE_NAME", *WEB_ADAPTER} <= known
-    assert {f"TUNEYARD_{n.upper()}" for n, f in Settings.model_fields.items() if f.is_required()} <= names
+    required = {f"TUNEYARD_{n.upper()}" for n, f in Settings.model_fields.items() if f.is_required()}
+    assert required <= names
+    assert required <= trainers <= known
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "events").glob("*.json")), ids=lambda path: path.stem)

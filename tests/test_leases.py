@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from fastapi.testclient import TestClient
 from tuneyard import clock, leases, queues, sweeps
 from tuneyard.leases import Lost, NotYet
 from tuneyard.records import Job, JobStatus
+from tuneyard_host.local import doors
 
 JOBS = "/v1/preview/training-jobs"
 GROUP = {"trajectories": [{"messages_and_choices": [{"role": "user", "content": "?"}], "reward": 1}]}
@@ -100,6 +102,24 @@ def test_a_queued_job_whose_message_was_lost_is_rung_for_again(
     later(61)
     sweeps.sweep()
     assert drain() == [job_id]
+
+
+def test_a_sweep_tells_how_many_models_are_at_work_and_how_many_workers_were_gone(
+    submit: Callable[[], str], later: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+):
+    claimed(submit())
+    submit()
+    told = []
+    for seconds in (0, 61):
+        later(seconds)
+        doors.modules()["sweep"].handler({}, None)
+        metrics = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        told.append({name: metric[name] for metric in metrics for name in metric if name != "_aws"})
+
+    assert told == [
+        {"models_at_work": [1.0], "leases_expired": [0.0]},
+        {"models_at_work": [1.0], "leases_expired": [1.0]},
+    ]
 
 
 def test_a_worker_that_falls_silent_loses_its_job_and_can_change_nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pyarrow.parquet as parquet
@@ -162,6 +163,32 @@ def test_only_one_worker_can_claim_a_job(api: TestClient, model: dict[str, Any])
 
     with pytest.raises(leases.NotYet):
         leases.claim(job["id"], worker="two")
+
+
+def test_on_ecs_a_trainer_is_protected_from_scale_in_as_long_as_it_trains(
+    api: TestClient, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    class Agent(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status = api.get("/v1/preview/training-jobs").json()["data"][0]["status"]
+            asked.append((self.path, body["ProtectionEnabled"], status))
+            self.send_response(200 if body["ProtectionEnabled"] else 500)  # an agent that fails stops no trainer
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Agent) as agent:
+        threading.Thread(target=agent.serve_forever, daemon=True).start()
+        monkeypatch.setenv("ECS_AGENT_URI", f"http://127.0.0.1:{agent.server_port}/api/1")
+        groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5)]}]
+        body = {"model_id": model["id"], "trajectory_groups": groups}
+        api.post("/v1/preview/training-jobs", json=body).raise_for_status()
+        work_off()
+        agent.shutdown()
+
+    path = "/api/1/task-protection/v1/state"
+    assert asked == [(path, True, "running"), (path, False, "succeeded")]
 
 
 def test_the_reference_of_a_penalty_may_be_a_checkpoint_of_another_model(

@@ -23,6 +23,7 @@ from tuneyard.records import Job
 from tuneyard.settings import settings
 from tuneyard_host import bases
 from tuneyard_host.training import work, world
+from tuneyard_host.training.protection import protected
 from tuneyard_host.training.work import Stopped, Teller
 
 logger = Logger(service="trainer")
@@ -73,7 +74,7 @@ def _take(
             queues.hide(message, 1)
         return
     if job is not None:
-        with Heartbeat(job, message, name):
+        with protected(), Heartbeat(job, message, name):
             _train(job, stop, shard=shard)
     if message is not None:
         queues.delete(message)

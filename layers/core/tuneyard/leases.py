@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from boto3.dynamodb.conditions import Attr, ConditionBase
 
@@ -177,17 +177,28 @@ def left_behind(worker: str) -> list[Job]:
     return table.listed(Job, "due", "", limit=100, only=running)
 
 
-def sweep() -> None:
+class Swept(NamedTuple):
+    """What a sweep has seen: how many models have a job that is not final, and how many workers were gone."""
+
+    models_at_work: int
+    leases_expired: int
+
+
+def sweep() -> Swept:
     """Ring for queued jobs whose message may be lost, and take jobs back from workers that are gone.
 
     Runs every minute or oftener; two sweeps at once do no harm.
     """
     now = clock.now_ms()
-    for job in table.listed(Job, "due", "", limit=10_000):
+    open_jobs = list(table.listed(Job, "due", "", limit=10_000))
+    expired = 0
+    for job in open_jobs:
         if job.status is JobStatus.QUEUED and now - (job.rung_at or job.created_at) > _RING_AFTER_MS:
             _ring(job, now)
         elif job.status is JobStatus.RUNNING and (job.lease_until or 0) < now:
             _take_back(job, now)
+            expired += 1
+    return Swept(len({job.model_id for job in open_jobs}), expired)
 
 
 _RING_AFTER_MS = 60_000
