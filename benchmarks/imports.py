@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 PEER = "import fastapi, mangum, boto3; boto3.client('dynamodb', region_name='us-east-1'); fastapi.FastAPI()"
 ENVIRONMENT = {
     "TUNEYARD_TABLE_NAME": "t", "TUNEYARD_BUCKET_NAME": "b", "TUNEYARD_TRAINING_QUEUE_URL": "q",
-    "TUNEYARD_EVENT_QUEUE_URL": "q", "TUNEYARD_BUS_NAME": "b",
+    "TUNEYARD_EVENT_QUEUE_URL": "q", "TUNEYARD_DELIVERY_QUEUE_URL": "q", "TUNEYARD_BUS_NAME": "b",
     "TUNEYARD_BASE_MODELS": '[{"id": "tuneyard/tiny", "source": "builtin:tiny"}]', "AWS_DEFAULT_REGION": "us-east-1",
 }  # fmt: skip
 
