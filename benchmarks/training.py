@@ -28,7 +28,7 @@ from typing import Any
 from measuring import Result
 
 ROUNDS, RATE, PROMPT, ANSWER, ANSWERS = 2, 1e-4, 400, 100, 8
-SIZES = {"tiny": (48, 12), "100M": (8, 1), "0.6B": (192, 12), "8B": (48, 4)}
+SIZES = {"tiny": (48, 12), "100M": (8, 2), "0.6B": (192, 12), "8B": (48, 4)}
 """Conversations of the SFT job, and gradient steps of the RL job, after those that warm up."""
 SHAPES = {
     "100M": (32_000, 640, 16, 1920, 10, 5, 64),
@@ -145,11 +145,12 @@ def now() -> float:
 def ours(base: Any, kind: str, size: int) -> Iterator[tuple[int, float]]:
     """Tokens and loss of each step."""
     from tuneyard.configs import LoraSettings, RLConfig, SFTConfig
-    from tuneyard_host.training import rl, sft
+    from tuneyard_host.training import memory, rl, sft
     from tuneyard_host.training.adapters import learner_for
     from tuneyard_host.training.packing import History, pack
     from tuneyard_host.training.plans import Plan
 
+    memory.keep_freed()  # as the trainer does when it starts
     learner = learner_for(base, LoraSettings())
     if kind == "SFT":
         rows = []

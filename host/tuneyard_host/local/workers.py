@@ -19,6 +19,7 @@ def train(name: str | None, lock: Path | None, *, shard: bool = False) -> None:
     first = os.environ.get("RANK", "0") == "0"
     held = _hold(lock) if lock is not None and first else None
     from tuneyard_host.training import (  # takes seconds, in which SIGTERM may still end the process at once
+        memory,
         trainer,
         world,
     )
@@ -26,6 +27,7 @@ def train(name: str | None, lock: Path | None, *, shard: bool = False) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    memory.keep_freed()
     world.join()
     name = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
     try:
