@@ -21,7 +21,8 @@ from torch import Tensor
 from tuneyard.errors import Invalid, Unavailable
 from tuneyard_host.bases import Base
 
-from .forward import Network, Segment
+from .attention import Segment
+from .forward import Network
 from .lora import Adapter, Mix
 from .rows import Rows
 from .sampling import draw
