@@ -35,7 +35,7 @@ logger = Logger(service="tuneyard-inference")
 class Limits:
     """How much of the machine the engine takes."""
 
-    rows: int = 64
+    rows: int = 256
     """Sequences that run at once; each has room for a whole context, and fewer are made when memory is short."""
     waiting: int = 8192
     chunk: int = 256

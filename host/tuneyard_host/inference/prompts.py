@@ -89,9 +89,8 @@ def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
 
 def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None) -> list[int]:
     messages = [_plain(message) for message in chat.messages]
-    ours = inspect.signature(base.tokenizer.apply_chat_template).parameters
     for name in chat.chat_template_kwargs:
-        if name in ours:
+        if name in inspect.signature(base.tokenizer.apply_chat_template).parameters:
             raise Invalid(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs")
     try:
         text = base.tokenizer.apply_chat_template(
