@@ -214,8 +214,8 @@ class Engine:
         writers = [s for s in self.running if s is not None and s.tokens and not s.done]
         if not writers:
             return []
-        rows, batch = self.rows, len(self.running)
-        mix = self._mix("write", [None if s is None else s.adapter for s in self.running])
+        rows, batch = self.rows, max(s.row for s in writers) + 1
+        mix = self._mix("write", [None if s is None else s.adapter for s in self.running[:batch]])
         hidden = self.network.decode(rows.last[:batch], rows.filled[:batch], rows.memory, mix)
         index = np.array([s.row for s in writers])
         rows.held[index, rows.filled[index]] = rows.last[index]
