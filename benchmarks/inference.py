@@ -282,25 +282,29 @@ def _door() -> list[Result]:
         ).json()
         engine = {"base_model": "tuneyard/tiny", "team": "t", "project": "p"}
         with httpx.Client(base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60) as service:
+            rollout = {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+
+            def asked(model: str, **options: Any) -> Callable[[], Any]:
+                body = ask | {"model": model}
+                whole = engine | {"chat": body | options}
+                to, sent = (service, whole) if options else (client, body)
+                return lambda: to.post("/v1/chat/completions", json=sent).raise_for_status()
+
             took = interleaved_ms(
                 {
-                    "service": lambda: service.post(
-                        "/v1/chat/completions", json=engine | {"chat": ask | {"model": "tuneyard/tiny"}}
-                    ).raise_for_status(),
-                    "base": lambda: client.post(
-                        "/v1/chat/completions", json=ask | {"model": "tuneyard/tiny"}
-                    ).raise_for_status(),
-                    "trained": lambda: client.post(
-                        "/v1/chat/completions", json=ask | {"model": model["inference_name"]}
-                    ).raise_for_status(),
+                    "service": asked("tuneyard/tiny", n=1),
+                    "base": asked("tuneyard/tiny"),
+                    "service, a rollout": asked("tuneyard/tiny", **rollout),
+                    "trained": asked(model["inference_name"]),
                 },
-                times=100,
+                times=200,
                 warm=10,
             )
     return [
-        Result(f"what the door adds, {which}, p50", f"{took[name] - took['service']:.2f} ms",
-               f"{took['service']:.2f} ms whole", goal=goal)
-        for which, name, goal in (("base model", "base", "<= 3 ms"), ("trained model", "trained", ""))
+        Result(f"what the door adds, {which}, p50", f"{took[name] - took[alone]:.2f} ms",
+               f"{took[alone]:.2f} ms whole", goal="<= 3 ms")
+        for which, name, alone in (
+            ("base model", "base", "service"), ("trained model", "trained", "service, a rollout"))
     ]  # fmt: skip
 
 

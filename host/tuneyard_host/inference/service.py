@@ -10,7 +10,7 @@ import gc
 import hmac
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from starlette.routing import Route
 from tuneyard.completions import EngineRequest
 from tuneyard.errors import ApiError, Invalid, ModelNotFound, TrainingError, Unauthorized, Unavailable
 from tuneyard.settings import BaseModelSpec
-from tuneyard.web import error_body, show_error
+from tuneyard.web import error_body, show_error, while_connected
 
 from .meter import Meter
 
@@ -137,7 +137,7 @@ def create_app(
         work = await server.begin(body)
         if body.chat.stream:
             return StreamingResponse(_events(work.chunks()), media_type="text/event-stream")
-        return JSONResponse(await _while_connected(request, work.whole()))
+        return JSONResponse(await while_connected(request, work.whole()))
 
     # Not a route of FastAPI's, which would take half of what a request costs here beyond its tokens.
     chat = Route("/v1/chat/completions", chat_completions, methods=["POST"])
@@ -183,24 +183,6 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]
 
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The result of the work, which is given up when the client hangs up."""
-
-    async def hang_up() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answer, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
-    try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise Unavailable("The client went away before its answer was complete.", retry_after=1)
-        return answer.result()
-    finally:
-        answer.cancel()
-        gone.cancel()
 
 
 async def _show_api_error(_: Request, error: ApiError) -> JSONResponse:

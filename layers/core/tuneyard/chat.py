@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic_core import PydanticSerializationError
-from starlette.concurrency import run_in_threadpool
 
 from tuneyard import engine, models, targets
 from tuneyard.completions import ChatRequest, EngineRequest
@@ -53,7 +52,7 @@ async def complete(caller: Identity, request: ChatRequest, *, project: str | Non
     cannot be trained on.
     """
     team, project = usage_project(caller, project)
-    target = await run_in_threadpool(targets.resolve, caller, request.model)
+    target = await targets.resolve(caller, request.model)
     if target.trained:
         request = request.model_copy(update=_rollout_defaults(request))
     asked = EngineRequest(

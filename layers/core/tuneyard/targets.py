@@ -7,8 +7,12 @@ exists, and a deleted one, or another model under the name, is noticed at once.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
+
+from starlette.concurrency import run_in_threadpool
 
 from tuneyard import checkpoints, models, table
 from tuneyard.completions import AdapterRef
@@ -34,12 +38,41 @@ class _Found(NamedTuple):
 
 
 _found: OrderedDict[str, _Found] = OrderedDict()
+_lock = threading.Lock()
+_Asked = tuple[asyncio.AbstractEventLoop, str, str]
+"""Who asks, by team, for which name."""
+_Read = asyncio.Task[Target]
+_coming: dict[_Asked, _Read] = {}
+_running: dict[_Asked, _Read] = {}
 
 
-def resolve(caller: Identity, name: str) -> Target:
-    """What a model name stands for: a base model's id, or ``entity/project/name`` with ``:stepN`` or another alias."""
+async def resolve(caller: Identity, name: str) -> Target:
+    """What a model name stands for: a base model's id, or ``entity/project/name`` with ``:stepN`` or another alias.
+
+    A crowd that names one model shares its reads: each chat waits for one that began after it came.
+    """
     if any(spec.id == name for spec in models.base_models()):
         return Target(name, None, trained=False)
+    asked = asyncio.get_running_loop(), caller.team, name
+    read = _coming.get(asked)
+    if read is None:
+        read = _coming[asked] = asyncio.create_task(_read(asked, caller, _running.get(asked)))
+        read.add_done_callback(lambda read: read.cancelled() or read.exception())
+    return await asyncio.shield(read)
+
+
+async def _read(asked: _Asked, caller: Identity, before: _Read | None) -> Target:
+    if before is not None:
+        await asyncio.wait([before])
+    read = _running[asked] = _coming.pop(asked)
+    try:
+        return await run_in_threadpool(_target, caller, asked[2])
+    finally:
+        if _running[asked] is read:
+            del _running[asked]
+
+
+def _target(caller: Identity, name: str) -> Target:
     collection, _, alias = name.removeprefix(models.SCHEME).partition(":")
     alias = alias or "latest"
     if collection.count("/") != 2 or collection.split("/")[0] != caller.team:
@@ -83,10 +116,11 @@ def _confirmed(collection: str, alias: str) -> _Found | None:
 
 
 def _remember(name: str, found: _Found) -> None:
-    _found[name] = found
-    _found.move_to_end(name)
-    if len(_found) > _REMEMBERED:
-        _found.popitem(last=False)
+    with _lock:
+        _found[name] = found
+        _found.move_to_end(name)
+        if len(_found) > _REMEMBERED:
+            _found.popitem(last=False)
 
 
 def _unknown(name: str) -> ModelNotFound:
