@@ -113,22 +113,23 @@ def test_who_hangs_up_at_the_door_is_worked_for_no_longer(door: TestClient, stre
     headers = {"Authorization": door.headers["authorization"]}
 
     def running() -> int:
-        busy = httpx.get(f"{settings().inference_engine_url}/health").json()["engines"]["tuneyard/test"]
+        busy = engine.get("/health").json()["engines"]["tuneyard/test"]
         return int(busy["running"] + busy["waiting"])
 
     def ask_and_leave(client: httpx.Client) -> float:
         if stream:
             with client.stream("POST", CHAT, json=body) as response:
                 next(response.iter_lines())
-                time.sleep(0.5)
+                time.sleep(1)
         else:
             with pytest.raises(httpx.ReadTimeout):
-                client.post(CHAT, json=body, timeout=0.5)
+                client.post(CHAT, json=body, timeout=1)
         return time.monotonic()
 
     with (
         on_a_socket(door.app) as address,
         httpx.Client(base_url=address, headers=headers) as client,
+        httpx.Client(base_url=settings().inference_engine_url) as engine,
         ThreadPoolExecutor(1) as pool,
     ):
         asked, most = pool.submit(ask_and_leave, client), 0
