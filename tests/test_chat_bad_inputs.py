@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "a schema that is none": ({"response_format": asked({"type": "nothing"})}, 422, "response_format"),
     "a schema that refers nowhere": ({"response_format": asked({"$ref": "#/$defs/gone"})}, 422, "response_format"),
     "a schema that is its own definition": (
-        {"response_format": asked({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})}, 422, None),
+        {"response_format": asked({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})}, 422, "response_format"),
     "lone surrogates in a message": ({"messages": said("\ud800")}, 422, "messages"),
     "lone surrogates in a stop": ({"stop": ["\ud800"]}, 422, "stop"),
     "lone surrogates in a tool": (
