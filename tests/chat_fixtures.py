@@ -58,8 +58,14 @@ def new_model(door: TestClient, name: str | None = None) -> dict[str, Any]:
 
 def commit(door: TestClient, model: dict[str, Any], files: dict[str, bytes], *, step: int = 1) -> str:
     """Give the model a checkpoint of these files; the model's name in chat."""
-    group = {"trajectories": [{"messages_and_choices": [*HELLO, {"index": 0, "message": {"role": "assistant"}}], "reward": 1}]}
-    made = door.post("/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": [group]}).json()
+    group = {
+        "trajectories": [
+            {"messages_and_choices": [*HELLO, {"index": 0, "message": {"role": "assistant"}}], "reward": 1}
+        ]
+    }
+    made = door.post(
+        "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": [group]}
+    ).json()
     job = leases.claim(made["id"], worker="w")
     assert job is not None
     leases.commit(job, step=step, files=files, metrics={}, lineage={})

@@ -30,7 +30,9 @@ def test_a_checkpoint_answers_and_is_gone_the_moment_it_is_deleted(
     door: TestClient, model: dict[str, Any], trained: str
 ):
     before = [send(door, model=f"{trained}:step1", seed=1), send(door, model=trained, seed=1)]
-    door.request("DELETE", f"/v1/preview/models/{model['id']}/checkpoints", json={"steps": [1]}).raise_for_status()
+    door.request(
+        "DELETE", f"/v1/preview/models/{model['id']}/checkpoints", json={"steps": [1]}
+    ).raise_for_status()
     after = send(door, model=f"{trained}:step1", seed=1)
     base = [send(door, model=name, seed=1) for name in (trained, "tuneyard/test")]
 
@@ -52,7 +54,9 @@ def test_latest_is_the_newest_checkpoint_the_moment_it_exists(
     assert second == message(door, f"{trained}:step2") == message(door, f"{trained}:latest") != first[0]
 
 
-def test_an_alias_is_followed_the_moment_it_moves(door: TestClient, model: dict[str, Any], trained: str, bucket: Path):
+def test_an_alias_is_followed_the_moment_it_moves(
+    door: TestClient, model: dict[str, Any], trained: str, bucket: Path
+):
     commit(door, model, files_of(bucket / "a1"), step=2)
     versions = f"/v1/projects/{model['entity']}/p/collections/{model['name']}/versions"
     said = []
@@ -78,7 +82,9 @@ def test_another_model_under_the_name_of_a_deleted_one_starts_from_its_base(
     assert message(door, trained) == message(door, "tuneyard/test") != before[0]
 
 
-def test_a_crowd_on_one_model_reads_the_table_a_few_times_and_each_gets_its_answer(door: TestClient, trained: str):
+def test_a_crowd_on_one_model_reads_the_table_a_few_times_and_each_gets_its_answer(
+    door: TestClient, trained: str
+):
     message(door, trained)
     reads: list[str] = []
     watched = table._client().meta.events

@@ -92,7 +92,9 @@ class Together:
 class Chunk:
     """The segments that are read in one step, one after the other: T tokens."""
 
-    def __init__(self, segments: list[Segment], groups: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, segments: list[Segment], groups: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         ats = np.cumsum([0, *(len(s.tokens) for s in segments)]).tolist()
         self.tokens = torch.from_numpy(np.concatenate([s.tokens for s in segments])).to(device)
         self._spans = np.concatenate([np.arange(s.start, s.end) for s in segments])
@@ -112,7 +114,7 @@ class Chunk:
         return keys, keys + kv_heads * context
 
     def mix(self, held: Tensor, queries: Tensor) -> Tensor:
-        """What the queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d), which has their own keys already: (T, H * d)."""
+        """What the queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d), their own keys among it: (T, H * d)."""
         mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for part in self._parts:
             part.mix(held, queries, mixed)

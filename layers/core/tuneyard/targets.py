@@ -124,4 +124,6 @@ def _remember(name: str, found: _Found) -> None:
 
 
 def _unknown(name: str) -> ModelNotFound:
-    return ModelNotFound(f"The model {name!r} does not exist. GET /v1/models lists those you can use.", param="model")
+    return ModelNotFound(
+        f"The model {name!r} does not exist. GET /v1/models lists those you can use.", param="model"
+    )

@@ -57,7 +57,9 @@ class Calls:
         """Made by the first call, as it belongs to the event loop."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers, timeout=_TIMEOUT)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, timeout=_TIMEOUT
+            )
         return self._session
 
 

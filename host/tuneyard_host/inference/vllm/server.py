@@ -116,7 +116,7 @@ class Server:
         return None
 
     async def _prompt_tokens(self, request: EngineRequest) -> int:
-        """The prompt's tokens of a whole answer that was given up: all that vLLM still tells of it; 0 if it does not."""
+        """The prompt's tokens of a whole answer that was given up, all that vLLM still tells of it, or 0."""
         try:
             async with asyncio.timeout(_COUNTING_SECONDS), self._model(request) as model:
                 reply = await self._calls.post("/tokenize", wire.tokenize_body(request.chat, model))
