@@ -1,4 +1,4 @@
-"""Chat under load: the service over HTTP against transformers' static-batch generate, PEFT's adapter_names, `transformers serve`.
+"""Chat under load: the service over HTTP against static-batch generate, PEFT's adapter_names and `transformers serve`.
 
 Service and peers take turns in the same run, each in a process of its own with the same number of torch threads, on
 prompts of one length, sampling at temperature 1 without a stop. Tokens per second of CPU are those of the process that
@@ -94,7 +94,7 @@ def measure() -> list[Result]:
 
 
 def measured(model: Path, *, tokens: int, rounds: int, budget: int = 4096) -> list[Result]:
-    """Every case on one model, the median of the rounds; answers are shorter where a crowd would write more than ``budget``."""
+    """Every case on one model, the median of the rounds; a crowd's answers together have no more tokens than ``budget``."""
     with tempfile.TemporaryDirectory() as folder:
         save_adapters(model, Path(folder), ADAPTERS + SPARE)
         with _service(model, folder) as ours, _peer(model, folder) as peer, _serve(model) as served:
