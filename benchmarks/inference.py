@@ -36,8 +36,8 @@ TINY = Path(__file__).parent.parent / "host" / "tuneyard_host" / "tiny" / "model
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 ADAPTERS, SPARE = 8, 12
 CROWDS = (1, 16, 64, 256)
-SERVED = 64
-"""The largest crowd that `transformers serve` is asked by."""
+SLOW = 64
+"""The largest crowd of the slow peers, adapter_names and `transformers serve`."""
 GOALS = {(1, "generate", 0): ">= 2", (64, "generate", ADAPTERS): ">= 1.5", (256, "generate", ADAPTERS): ">= 1"}
 SERVICE = """
 import sys, torch, uvicorn
@@ -93,11 +93,13 @@ def measure() -> list[Result]:
     return _door() + measured(TINY, tokens=48, rounds=5)
 
 
-def measured(model: Path, *, tokens: int, rounds: int, budget: int = 4096) -> list[Result]:
-    """Every case on one model, the median of the rounds; a crowd's answers together have no more tokens than ``budget``."""
+def measured(
+    model: Path, *, tokens: int, rounds: int, budget: int = 4096, serve: bool = True
+) -> list[Result]:
+    """Every case on one model, the median of the rounds; a crowd's answers together have at most ``budget`` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         save_adapters(model, Path(folder), ADAPTERS + SPARE)
-        with _service(model, folder) as ours, _peer(model, folder) as peer, _serve(model) as served:
+        with _service(model, folder) as ours, _peer(model, folder) as peer, _serve(model, start=serve) as served:
             return asyncio.run(_cases(_Bench(ours, peer, served, model, tokens, rounds, budget)))
 
 
@@ -146,7 +148,7 @@ class _Bench:
         self,
         service: Server,
         peer: subprocess.Popen[str],
-        served: Server,
+        served: Server | None,
         model: Path,
         tokens: int,
         rounds: int,
@@ -207,6 +209,8 @@ class _Bench:
 
     async def serves(self, crowd: int) -> int:
         """The same requests to `transformers serve`; a token that ends a turn ends none there either."""
+        assert self.served is not None
+        served = self.served
         endless = {"do_sample": True, "eos_token_id": -1, "pad_token_id": 0, "max_new_tokens": self.tokens}
         bodies = [
             self.body(i, None)["chat"] | {"model": self.model, "generation_config": json.dumps(endless)}
@@ -214,16 +218,16 @@ class _Bench:
         ]
         unknown = ("ignore_eos", "seed")
         told = [{name: value for name, value in body.items() if name not in unknown} for body in bodies]
-        return sum(await asyncio.gather(*[self._written(self.served, body) for body in told]))
+        return sum(await asyncio.gather(*[self._written(served, body) for body in told]))
 
     async def speeds(self, crowd: int) -> dict[str, Speed]:
         """The medians of each of ours and theirs; they take turns, and who begins changes from round to round."""
         runs: dict[str, tuple[int, Callable[[], Coroutine[Any, Any, int]]]] = {}
         for name, adapters in cases(crowd).items():
             runs[name] = (self.service.pid, partial(self.ours, crowd, adapters))
-        for name in ("generate", "adapter_names") if crowd > 1 else ("generate",):
+        for name in ("generate", "adapter_names") if 1 < crowd <= SLOW else ("generate",):
             runs[name] = (self.peer.pid, partial(self.theirs, crowd, name))
-        if crowd <= SERVED:
+        if crowd <= SLOW and self.served is not None:
             runs["transformers serve"] = (self.served.pid, partial(self.serves, crowd))
         found: dict[str, list[Speed]] = {name: [] for name in runs}
         for number in range(self.rounds):
@@ -271,9 +275,10 @@ async def _cases(bench: _Bench) -> list[Result]:
 
 async def _until_ready(bench: _Bench) -> None:
     """Every process has answered, and made what it makes at its first requests."""
-    for server in (bench.service, bench.served):
-        await _until_it_answers(bench, server)
-    await bench.serves(1)
+    await _until_it_answers(bench, bench.service)
+    if bench.served is not None:
+        await _until_it_answers(bench, bench.served)
+        await bench.serves(1)
     for which in ("generate", "adapter_names"):
         await bench.theirs(2, which)
     await bench.ours(16, ADAPTERS)
@@ -305,7 +310,8 @@ async def _crowd(bench: _Bench, crowd: int) -> list[Result]:
                 Result.of(f"{what}; {peer}", ours.per_second, theirs.per_second, "tokens/s", goal),
                 Result.of(f"{what}; {peer}, by CPU", ours.per_cpu_second, theirs.per_cpu_second, "tokens/s"),
             ]
-        firsts = sorted([ms for _ in range(bench.rounds) for ms in await bench.first_tokens(crowd, adapters)])
+        bursts = min(bench.rounds, max(1, 128 // crowd))
+        firsts = sorted([ms for _ in range(bursts) for ms in await bench.first_tokens(crowd, adapters)])
         p50, p99 = statistics.median(firsts), firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
         whole = speeds["generate"].seconds * 1000
         told = f"{p50:.0f} / {p99:.0f} ms", f"{whole:.0f} ms", f"{p50 / whole:.2f}"
@@ -389,8 +395,11 @@ def _service(model: Path, adapters: str) -> Iterator[Server]:
 
 
 @contextmanager
-def _serve(model: Path) -> Iterator[Server]:
+def _serve(model: Path, *, start: bool) -> Iterator[Server | None]:
     """`transformers serve`, on as many threads as the service has."""
+    if not start:
+        yield None
+        return
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     command = [

@@ -13,7 +13,7 @@ def measure() -> list[Result]:
     """About six minutes on two cores."""
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder))
-        return measured(Path(folder), tokens=16, rounds=3, budget=1024)
+        return measured(Path(folder), tokens=16, rounds=3, budget=1024, serve=False)
 
 
 def save(folder: Path) -> None:

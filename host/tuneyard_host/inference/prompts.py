@@ -22,6 +22,9 @@ from .grammars import Grammars
 from .sampling import Sampling, key
 from .texts import Vocabulary
 
+SHORT = 2000
+"""Characters that are tokenised in a fraction of a millisecond."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -38,6 +41,13 @@ class Task:
         """An option of vLLM's that the contract does not spell out."""
         value = (self.chat.model_extra or {}).get(name)
         return default if value is None else value
+
+
+def is_short(chat: ChatRequest) -> bool:
+    """Whether it is planned in less time than it takes to hand it to a thread."""
+    plain = not (chat.tools or chat.response_format or chat.chat_template_kwargs or chat.model_extra)
+    sizes = [SHORT if message.tool_calls else 50 + len(message.content or "") for message in chat.messages]
+    return plain and sum(sizes) < SHORT
 
 
 def plan(
