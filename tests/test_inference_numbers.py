@@ -123,6 +123,19 @@ def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House
         assert_same_numbers(answer, model)
 
 
+def test_prompts_of_all_sizes_read_together_keep_their_own_numbers(house: House, reference: Any) -> None:
+    """They share calls, padded to the longest; the second half begins where the rows of the first half are read."""
+    texts = [f"{i} " + "several words " * (i % 7) for i in range(32)]
+    options = {"logprobs": True, "top_logprobs": 3, "return_token_ids": True, "max_tokens": 3, "seed": 5}
+
+    answers = house.ask_all([(text, options) for text in texts])
+    answers += house.ask_all([(f"{text} and some more", options) for text in texts])
+
+    assert len({len(answer["prompt_token_ids"]) for answer in answers}) > 6
+    for answer in answers:
+        assert_same_numbers(answer, reference)
+
+
 def test_a_long_prompt_read_in_chunks_gives_the_same_numbers(house: House, reference: Any) -> None:
     text = "many words make a long prompt " * 16
     options = {"logprobs": True, "top_logprobs": 5, "return_token_ids": True, "max_tokens": 8, "seed": 3}

@@ -314,6 +314,24 @@ def test_a_client_that_hangs_up_ends_its_request_at_vllm_and_what_it_used_is_boo
     assert house.client.get("/health").json()["engines"]["tuneyard/big"]["running"] == 0
 
 
+@pytest.mark.parametrize("adapter", [None, "a0"])
+def test_of_a_whole_answer_that_is_given_up_the_prompt_is_booked(house: House, adapter: str | None):
+    house.fake.pause = 0.1
+    body = house.body("three words here", adapter, max_tokens=60, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(httpx.ReadTimeout):
+        house.client.post("/v1/chat/completions", json=body, timeout=1)
+
+    until(lambda: house.booked["requests"] == 1)
+    assert (house.booked["prompt_tokens"], house.booked["completion_tokens"]) == (3, 0)
+    assert house.client.get("/health").json()["engines"]["tuneyard/big"]["running"] == 0
+
+
+def test_a_line_of_a_stream_may_be_long(house: House):
+    events = house.stream("long", max_tokens=3)
+
+    assert [len(event["choices"][0]["delta"]["content"]) for event in events[1:]] == [300_000] * 3
+
+
 def test_what_is_used_is_booked_once_per_request(house: House):
     house.ask("two words", n=2)
     house.stream("two words", n=2)

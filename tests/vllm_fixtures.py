@@ -23,6 +23,10 @@ from safetensors.torch import load
 
 KEY, BASE, CONTEXT = "vllm-key", "served/base", 64
 WORDS = ["so", "it", "is", "what", "it", "was", "and", "will", "be"]
+TOKENIZED = {
+    "model", "messages", "tools", "add_generation_prompt", "add_special_tokens", "continue_final_message",
+    "return_token_strs", "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
+}  # fmt: skip
 UNKNOWN_TO_VLLM = {"audio", "best_of", "functions", "guided_json", "user", "web_search_options"}
 
 
@@ -112,7 +116,17 @@ def _app(fake: FakeVllm) -> FastAPI:
             return refused(400, "temperature must be non-negative", param="temperature")
         if body.get("stream"):
             return StreamingResponse(_stream(fake, body, read), media_type="text/event-stream")
+        await asyncio.sleep(fake.pause * len(_tokens(body, 0)))
         return JSONResponse(_whole(body, read))
+
+    @app.post("/tokenize")
+    async def tokenize(body: dict[str, Any]) -> Response:
+        if body["model"] != BASE and body["model"] not in fake.loaded:
+            return refused(404, f"The model `{body['model']}` does not exist.", "NotFoundError", "model")
+        assert body.keys() <= TOKENIZED, "vLLM would drop this in silence"
+        read = len(body["messages"][-1]["content"].split())
+        told = {"count": read, "max_model_len": CONTEXT, "tokens": list(range(read)), "token_strs": None}
+        return JSONResponse(told)
 
     return app
 
@@ -180,6 +194,7 @@ async def _stream(fake: FakeVllm, body: dict[str, Any], read: int) -> AsyncItera
             for i in count:
                 last = at + 1 == len(tokens[i])
                 text = ("" if at == 0 else " ") + WORDS[tokens[i][at]]
+                text = "x" * 300_000 if body["messages"][-1]["content"] == "long" else text
                 told = _choice(body, tokens[i][at : at + 1])
                 yield event(i, at + 1, delta={"content": text}, finish_reason="length" if last else None, **told)
         else:

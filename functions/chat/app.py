@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from mangum import Mangum
 
@@ -20,10 +20,15 @@ Project = Annotated[str | None, Header(description="<team>/<project> that the us
 @router.post("/chat/completions")
 @router.post("/chat/completions/", include_in_schema=False)
 async def create_chat_completion(
-    body: ChatRequest, caller: Caller, compat_project: Project = None, openai_project: Project = None
+    request: Request,
+    body: ChatRequest,
+    caller: Caller,
+    compat_project: Project = None,
+    openai_project: Project = None,
 ) -> StreamingResponse:
     """Answer a conversation with a base model or a trained one; ``stream`` sends the tokens as they come."""
-    answer = await chat.complete(caller, body, project=compat_project or openai_project)
+    asked = chat.complete(caller, body, project=compat_project or openai_project)
+    answer = await web.while_connected(request, asked)
     return StreamingResponse(answer.body, answer.status, answer.headers, answer.media_type)
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from tuneyard.errors import Invalid, Unavailable
 from tuneyard_host.bases import Base
 
-from .forward import Network, Segment
+from .attention import Segment
+from .forward import Network
 from .lora import Adapter, Mix
 from .rows import Rows
 from .sampling import draw
@@ -34,7 +35,7 @@ logger = Logger(service="tuneyard-inference")
 class Limits:
     """How much of the machine the engine takes."""
 
-    rows: int = 64
+    rows: int = 256
     """Sequences that run at once; each has room for a whole context, and fewer are made when memory is short."""
     waiting: int = 8192
     chunk: int = 256
@@ -213,8 +214,8 @@ class Engine:
         writers = [s for s in self.running if s is not None and s.tokens and not s.done]
         if not writers:
             return []
-        rows, batch = self.rows, len(self.running)
-        mix = self._mix("write", [None if s is None else s.adapter for s in self.running])
+        rows, batch = self.rows, max(s.row for s in writers) + 1
+        mix = self._mix("write", [None if s is None else s.adapter for s in self.running[:batch]])
         hidden = self.network.decode(rows.last[:batch], rows.filled[:batch], rows.memory, mix)
         index = np.array([s.row for s in writers])
         rows.held[index, rows.filled[index]] = rows.last[index]

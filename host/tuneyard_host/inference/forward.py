@@ -11,7 +11,6 @@ import math
 import mmap
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .attention import Chunk, Segment
 from .lora import Mix
 from .weights import Layer, Linear, layers_of
 
@@ -27,16 +27,6 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 LONG_ROW = 256
 """What a separate attention call for one row costs, in positions that a batched call could look at instead."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The next tokens of one row's prompt: their keys and values go to ``start`` and on."""
-
-    row: int
-    start: int
-    tokens: np.ndarray
-    """(n,) int32"""
 
 
 class Network:
@@ -78,31 +68,16 @@ class Network:
 
     def prefill(self, segments: list[Segment], memory: Tensor, mix: Mix) -> Tensor:
         """Read the next part of some prompts; the hidden states (T, D) of their tokens, one after the other."""
-        spans = [(s.row, s.start, s.start + len(s.tokens)) for s in segments]
-        tokens = torch.from_numpy(np.concatenate([s.tokens for s in segments])).to(self.device)
-        positions = torch.cat([torch.arange(start, end) for _, start, end in spans]).to(self.device)
-        masks = [_causal(start, end, self.device) for _, start, end in spans]
-        groups = self.heads // self.kv_heads
+        chunk = Chunk(segments, self.heads // self.kv_heads, self.dtype, self.device)
+        keys_at, values_at = chunk.lanes(self.kv_heads, memory.shape[4])
+        lanes = memory.view(len(memory), -1, self.head_dim).unbind()
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            mixed = torch.empty(len(tokens), self.heads, self.head_dim, dtype=q.dtype, device=q.device)
-            at = 0
-            for (row, start, end), mask in zip(spans, masks, strict=True):
-                here = slice(at, at + end - start)
-                lane = memory[layer, row]
-                lane[0, :, start:end] = k[here].transpose(0, 1)
-                lane[1, :, start:end] = v[here].transpose(0, 1)
-                keys, values = (lane[i, None, :, :end].repeat_interleave(groups, 1) for i in (0, 1))
-                queries = q[None, here].transpose(1, 2)
-                triangle = mask is None and end > start + 1
-                out = F.scaled_dot_product_attention(
-                    queries, keys, values, attn_mask=mask, is_causal=triangle
-                )
-                mixed[here] = out[0].transpose(0, 1)
-                at = here.stop
-            return mixed.flatten(1)
+            lanes[layer].index_put_((keys_at,), k)
+            lanes[layer].index_put_((values_at,), v)
+            return chunk.mix(memory[layer], q)
 
-        return self._blocks(tokens, positions, attend, mix)
+        return self._blocks(chunk.tokens, chunk.positions, attend, mix)
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray, memory: Tensor, mix: Mix) -> Tensor:
         """One more token (B,) for each of the first B rows, at its position (B,); hidden states (B, D)."""
@@ -188,14 +163,6 @@ def _untouched(size: int, dtype: torch.dtype) -> Tensor:
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         area.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(area, dtype=dtype)
-
-
-def _causal(start: int, end: int, device: torch.device) -> Tensor | None:
-    """What the tokens start..end see of 0..end: (n, end) bool, or None where a plain triangle will do."""
-    if start == 0 or end == start + 1:
-        return None
-    seen = torch.arange(end, device=device)
-    return seen <= seen[start:, None]
 
 
 def _reach(positions: np.ndarray) -> tuple[int, list[int]]:

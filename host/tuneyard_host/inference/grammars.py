@@ -29,12 +29,12 @@ FORMS = ("json", "json_object", "regex", "choice", "grammar")
 class Grammar:
     """Where one answer stands in its form."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: Any, param: str) -> None:
+        self._matcher, self.param = matcher, param
 
     def copy(self) -> Grammar:
         """The same form at the same point, for another choice."""
-        return Grammar(self._matcher.deep_copy())
+        return Grammar(self._matcher.deep_copy(), self.param)
 
     def mask(self, logits: Tensor) -> Tensor:
         """Logits (V,) with minus infinity on every token that would leave the form."""
@@ -94,7 +94,7 @@ class Grammars:
         matcher = LLMatcher(self._vocabulary(), LLMatcher.grammar_from_lark(rules), log_level=0)
         if matcher.is_error():
             raise Invalid(f"{param} cannot be followed: {matcher.get_error().splitlines()[0]}", param=param)
-        return Grammar(matcher)
+        return Grammar(matcher, param)
 
     def _vocabulary(self) -> Any:
         """Built when first needed, as it takes a second for large vocabularies."""

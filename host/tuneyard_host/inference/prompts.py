@@ -22,6 +22,9 @@ from .grammars import Grammars
 from .sampling import Sampling, key
 from .texts import Vocabulary
 
+SHORT = 2000
+"""Characters that are tokenised in a fraction of a millisecond."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -38,6 +41,13 @@ class Task:
         """An option of vLLM's that the contract does not spell out."""
         value = (self.chat.model_extra or {}).get(name)
         return default if value is None else value
+
+
+def is_short(chat: ChatRequest) -> bool:
+    """Whether it is planned in less time than it takes to hand it to a thread."""
+    plain = not (chat.tools or chat.response_format or chat.chat_template_kwargs or chat.model_extra)
+    sizes = [SHORT if message.tool_calls else 50 + len(message.content or "") for message in chat.messages]
+    return plain and sum(sizes) < SHORT
 
 
 def plan(
@@ -89,9 +99,8 @@ def _tools(chat: ChatRequest) -> list[dict[str, Any]] | None:
 
 def _tokenise(chat: ChatRequest, base: Base, tools: list[dict[str, Any]] | None) -> list[int]:
     messages = [_plain(message) for message in chat.messages]
-    ours = inspect.signature(base.tokenizer.apply_chat_template).parameters
     for name in chat.chat_template_kwargs:
-        if name in ours:
+        if name in inspect.signature(base.tokenizer.apply_chat_template).parameters:
             raise Invalid(f"chat_template_kwargs cannot set {name!r}.", param="chat_template_kwargs")
     try:
         text = base.tokenizer.apply_chat_template(

@@ -55,7 +55,7 @@ class Rows:
             self.swap(place, source)
             return place, place
         others = [row for row in free if row != source] or free
-        oldest = min(others, key=lambda row: int(self.used[row]))
+        oldest = others[int(self.used[others].argmin())]
         if oldest != place:
             self.swap(place, oldest)
             source = oldest if source == place else source

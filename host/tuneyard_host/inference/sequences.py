@@ -78,7 +78,8 @@ class Sequence:
             ended |= grammar.complete and (token in self.sampling.ends or not self.sampling.ends)
             if grammar.error:
                 self.error = Invalid(
-                    f"The answer cannot be given the form that was asked for: {grammar.error}"
+                    f"The answer cannot be given the form that was asked for: {grammar.error}",
+                    param=grammar.param,
                 )
         if ended:
             self.finish = "stop"

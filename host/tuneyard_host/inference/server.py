@@ -18,7 +18,7 @@ from .choices import Choice, Piece
 from .engine import Engine, Limits
 from .grammars import Grammars
 from .meter import Meter
-from .prompts import Task, plan
+from .prompts import Task, is_short, plan
 from .sequences import Bell, Sequence
 from .texts import Vocabulary
 
@@ -39,9 +39,8 @@ class Server:
 
     async def begin(self, request: EngineRequest) -> Work:
         """Check the request, have its adapter in memory, and queue its choices."""
-        task = await asyncio.to_thread(
-            plan, request.chat, self.base, self.vocabulary, self.ends, self.grammars
-        )
+        asked = request.chat, self.base, self.vocabulary, self.ends, self.grammars
+        task = plan(*asked) if is_short(request.chat) else await asyncio.to_thread(plan, *asked)
         adapter = None if request.adapter is None else await self.adapters.get(request.adapter)
         bell = Bell(asyncio.get_running_loop(), asyncio.Event())
         sequences = [

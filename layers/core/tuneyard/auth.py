@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 
 from tuneyard import teams
 from tuneyard.errors import Unauthorized
@@ -17,7 +18,7 @@ _bearer = HTTPBearer(auto_error=False, description="An API key of your team.")
 _remembered: dict[str, tuple[float, Identity]] = {}
 
 
-def identify(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> Identity:
+async def identify(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]) -> Identity:
     """The caller of this request; Unauthorized without a key that we know.
 
     A key is looked up at most every 30 seconds, so a revoked one works no longer than that.
@@ -28,7 +29,7 @@ def identify(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends
     until, identity = _remembered.get(teams.digest(text), (0.0, None))
     if identity is not None and time.monotonic() < until:
         return identity
-    key = teams.find_key(text)
+    key = await run_in_threadpool(teams.find_key, text)
     if key is None:
         _remembered.pop(teams.digest(text), None)
         raise Unauthorized(

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
-from collections.abc import AsyncIterator
-from functools import lru_cache
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NamedTuple
 
-import httpx
+import aiohttp
 from pydantic_core import PydanticSerializationError
-from starlette.concurrency import run_in_threadpool
 
-from tuneyard import checkpoints, models
-from tuneyard.completions import AdapterRef, ChatRequest, EngineRequest
-from tuneyard.errors import Forbidden, Invalid, ModelNotFound, Unavailable
+from tuneyard import engine, models, targets
+from tuneyard.completions import ChatRequest, EngineRequest
+from tuneyard.errors import Forbidden, Invalid
 from tuneyard.records import Identity, Model
-from tuneyard.settings import settings
 
-_TIMEOUT = httpx.Timeout(600, connect=5)
-
-
-class Target(NamedTuple):
-    """What answers: a base model, as it is or with an adapter; ``trained`` when it was named as a trained model."""
-
-    base_model: str
-    adapter: AdapterRef | None
-    trained: bool
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
+_IDLE_SECONDS = 60
+"""For how long a connection waits for the next request; the service waits longer, so that it is never the first."""
+_Sessions = dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[aiohttp.ClientSession], aiohttp.ClientSession]]
+_sessions: _Sessions = {}
 
 
 class Answer(NamedTuple):
@@ -37,30 +31,6 @@ class Answer(NamedTuple):
     media_type: str
     body: AsyncIterator[bytes]
     headers: dict[str, str]
-
-
-def resolve(caller: Identity, name: str) -> Target:
-    """What a model name stands for: a base model's id, or ``entity/project/name`` with ``:stepN`` or another alias.
-
-    The newest checkpoint is looked up each time, so a checkpoint answers from the moment that it exists.
-    """
-    if any(spec.id == name for spec in models.base_models()):
-        return Target(name, None, trained=False)
-    collection, _, alias = name.removeprefix(models.SCHEME).partition(":")
-    model = models.named(caller, collection) if collection.count("/") == 2 else None
-    if model is None:
-        raise ModelNotFound(
-            f"The model {name!r} does not exist. GET /v1/models lists those you can use.", param="model"
-        )
-    if alias == "step0":
-        return Target(model.base_model, None, trained=True)
-    checkpoint = checkpoints.find(model, alias or "latest")
-    if checkpoint is None and alias not in ("", "latest"):
-        raise ModelNotFound(f"The model {collection!r} has no checkpoint {alias!r}.", param="model")
-    adapter = (
-        None if checkpoint is None else AdapterRef(checkpoint_id=checkpoint.id, prefix=checkpoint.prefix)
-    )
-    return Target(model.base_model, adapter, trained=True)
 
 
 def listing(caller: Identity) -> list[dict[str, Any]]:
@@ -82,7 +52,7 @@ async def complete(caller: Identity, request: ChatRequest, *, project: str | Non
     cannot be trained on.
     """
     team, project = usage_project(caller, project)
-    target = await run_in_threadpool(resolve, caller, request.model)
+    target = await targets.resolve(caller, request.model)
     if target.trained:
         request = request.model_copy(update=_rollout_defaults(request))
     asked = EngineRequest(
@@ -133,41 +103,42 @@ def _written(asked: EngineRequest) -> str:
 
 
 async def _ask(body: str) -> Answer:
-    if not settings().inference_engine_url:
-        raise Unavailable("No inference service is configured: set InferenceEngineUrl.", retry_after=30)
-    client = _client(asyncio.get_running_loop())
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {settings().engine_token}"}
-    url = f"{settings().inference_engine_url}/v1/chat/completions"
+    url, headers = engine.operation("/v1/chat/completions")
+    session = await _session()
     try:
-        response = await client.send(
-            client.build_request("POST", url, content=body, headers=headers), stream=True
-        )
-    except httpx.TransportError as error:
-        raise Unavailable(
-            "The inference service does not answer. Try again in a moment.", retry_after=2
-        ) from error
+        response = await session.post(url, data=io.BytesIO(body.encode()), headers=headers)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise engine.silent() from error
     passed = {name: response.headers[name] for name in ("retry-after",) if name in response.headers}
-    return Answer(
-        response.status_code,
-        response.headers.get("content-type", "application/json"),
-        _body_of(response),
-        passed,
-    )
+    media_type = response.headers.get("content-type", "application/json")
+    return Answer(response.status, media_type, _body_of(response), passed)
 
 
-async def _body_of(response: httpx.Response) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in response.aiter_raw():
+async def _body_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The body as it comes; whoever stops reading hangs up."""
+    async with response:
+        async for chunk in response.content.iter_any():
             yield chunk
+
+
+async def _session() -> aiohttp.ClientSession:
+    """The connections of this event loop; they are closed when it ends."""
+    loop = asyncio.get_running_loop()
+    if loop not in _sessions:
+        opened = _opened(loop)
+        _sessions[loop] = opened, await anext(opened)
+    return _sessions[loop][1]
+
+
+async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[aiohttp.ClientSession]:
+    # aiohttp, as a request costs the same in any crowd: httpx looks at all its connections for each of them.
+    # A loop that ends closes its generators, and with this one the connections.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS)
+    try:
+        async with aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT) as session:
+            yield session
     finally:
-        await response.aclose()
-
-
-@lru_cache(maxsize=4)
-def _client(_loop: asyncio.AbstractEventLoop) -> httpx.AsyncClient:
-    """One connection pool for each event loop."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
-    return httpx.AsyncClient(timeout=_TIMEOUT, limits=limits, trust_env=False)
+        del _sessions[loop]
 
 
 def _trained_entry(model: Model) -> dict[str, Any]:

@@ -39,6 +39,11 @@ def find(model: Model, alias: str) -> Checkpoint | None:
     return None if row is None else get(model, row.version)
 
 
+def computed(alias: str) -> bool:
+    """Whether an alias follows from the checkpoints that there are; the others are set by users."""
+    return alias == "latest" or _STEP.fullmatch(alias) is not None
+
+
 def aliases(checkpoint: Checkpoint, newest: Checkpoint | None) -> list[str]:
     """The names of a checkpoint that follow from its place; nothing needs to be moved when one is deleted."""
     at_top = newest is not None and newest.step == checkpoint.step

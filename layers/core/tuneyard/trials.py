@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tuneyard import blobs, jobs, models, submissions
+from tuneyard import blobs, engine, jobs, models, submissions
 from tuneyard.errors import Invalid, Unavailable
 from tuneyard.records import Identity, Job, JobStatus
 from tuneyard.settings import settings
@@ -42,18 +42,10 @@ def run(caller: Identity, draft: Draft) -> dict[str, Any]:
 
 def _planned(job: Job) -> dict[str, Any]:
     """The plan of the program that has the base model's tokenizer and template at hand."""
-    if not settings().inference_engine_url:
-        raise Unavailable("validate_only asks the inference service: set InferenceEngineUrl.", retry_after=30)
+    url, headers = engine.operation("/v1/plans")
     try:
         answer = httpx.post(
-            f"{settings().inference_engine_url}/v1/plans",
-            content=job.model_dump_json(),
-            headers={
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {settings().engine_token}",
-            },
-            timeout=_PLANNED_SECONDS,
-            trust_env=False,
+            url, content=job.model_dump_json(), headers=headers, timeout=_PLANNED_SECONDS, trust_env=False
         )
     except httpx.TimeoutException as error:
         raise Invalid(
@@ -62,9 +54,7 @@ def _planned(job: Job) -> dict[str, Any]:
             param="validate_only",
         ) from error
     except httpx.TransportError as error:
-        raise Unavailable(
-            "The inference service does not answer. Try again in a moment.", retry_after=2
-        ) from error
+        raise engine.silent() from error
     if answer.status_code == Invalid.status:
         raise Invalid(answer.json()["error"]["message"])
     if not answer.is_success:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal, TypeVar
 
 from aws_lambda_powertools import Logger
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import tuneyard
-from tuneyard.errors import ApiError, BadRequest, TooLarge
+from tuneyard.errors import ApiError, BadRequest, TooLarge, Unavailable
 from tuneyard.settings import settings
 
 T = TypeVar("T")
@@ -94,6 +95,24 @@ async def _show_http_exception(request: Request, error: HTTPException) -> JSONRe
 async def _show_bug(request: Request, error: Exception) -> JSONResponse:
     logger.error("request failed", exc_info=error, method=request.method, path=request.url.path)
     return show_error(ApiError("Something went wrong on our side; it was logged. Try again, or report it."))
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of the work, which is given up when the client hangs up."""
+
+    async def hang_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.create_task(work), asyncio.create_task(hang_up())
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise Unavailable("The client went away before its answer was complete.", retry_after=1)
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
 
 
 class UnpackedBody:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-import httpx
 from aws_lambda_powertools import Logger
 
 from tuneyard.completions import AdapterRef
 from tuneyard.errors import Invalid, ModelNotFound, NotFound, Unavailable
 
+from .calls import Calls, Reply
 from .wire import told
 
 logger = Logger(service="tuneyard-inference")
@@ -44,9 +44,9 @@ class Adapters:
     """At most ``most`` adapters beside those in use; the longest unused goes first, and all that idle for an hour."""
 
     def __init__(
-        self, client: httpx.AsyncClient, folder: Path, read_blob: Callable[[str], bytes], most: int
+        self, calls: Calls, folder: Path, read_blob: Callable[[str], bytes], most: int
     ) -> None:
-        self._client, self._folder, self._read_blob, self._most = client, folder, read_blob, most
+        self._calls, self._folder, self._read_blob, self._most = calls, folder, read_blob, most
         self._known: OrderedDict[str, Loaded] = OrderedDict()
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
@@ -109,7 +109,7 @@ class Adapters:
     async def _ask_to_load(self, name: str, folder: Path, ref: AdapterRef) -> None:
         response = await self._post("load", {"lora_name": name, "lora_path": str(folder)})
         message, _ = told(response.content)
-        match response.status_code:
+        match response.status:
             case 200:
                 return
             case 400 if "already been loaded" in message:
@@ -139,7 +139,7 @@ class Adapters:
     async def _unload(self, name: str) -> None:
         try:
             response = await self._post("unload", {"lora_name": name})
-            if response.status_code not in (200, 404):
+            if response.status not in (200, 404):
                 logger.warning("adapter not unloaded", adapter=name, reason=told(response.content)[0])
         except Unavailable:
             logger.warning("adapter not unloaded", adapter=name, reason="vLLM does not answer")
@@ -147,11 +147,8 @@ class Adapters:
             await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
             del self._leaving[name]
 
-    async def _post(self, verb: str, body: dict[str, str]) -> httpx.Response:
-        try:
-            return await self._client.post(f"/v1/{verb}_lora_adapter", json=body)
-        except httpx.TransportError as error:
-            raise Unavailable("The vLLM server does not answer.", retry_after=5) from error
+    async def _post(self, verb: str, body: dict[str, str]) -> Reply:
+        return await self._calls.post(f"/v1/{verb}_lora_adapter", body)
 
 
 def _name(ref: AdapterRef) -> str:

@@ -10,18 +10,19 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 
 from tuneyard.completions import EngineRequest
-from tuneyard.errors import ApiError, ModelNotFound, Unavailable
+from tuneyard.errors import ApiError, ModelNotFound
 from tuneyard.settings import BaseModelSpec
 from tuneyard_host.inference import options
 from tuneyard_host.inference.meter import Meter
 
 from . import wire
 from .adapters import Adapters
+from .calls import Calls, lines
 
-_TIMEOUT = httpx.Timeout(600, connect=5)
+_COUNTING_SECONDS = 5
 News = asyncio.Queue[dict[str, Any] | None]
 """The chunks of a stream and None at its end; without a bound, as a slow reader must not hold vLLM's connection."""
 
@@ -32,13 +33,9 @@ class Server:
     def __init__(
         self, spec: BaseModelSpec, read_blob: Callable[[str], bytes], meter: Meter, api_key: str
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=200)
-        self._client = httpx.AsyncClient(
-            base_url=spec.engine_url, headers=headers, timeout=_TIMEOUT, limits=limits, trust_env=False
-        )
+        self._calls = Calls(spec.engine_url, api_key)
         self._meter = meter
-        self._adapters = Adapters(self._client, Path(spec.engine_folder), read_blob, spec.engine_adapters)
+        self._adapters = Adapters(self._calls, Path(spec.engine_folder), read_blob, spec.engine_adapters)
         self._base: asyncio.Future[str] | None = None
         self._running = 0
 
@@ -65,7 +62,7 @@ class Server:
 
     async def close(self) -> None:
         """Hang up; vLLM lives on, with what it has loaded."""
-        await self._client.aclose()
+        await self._calls.close()
 
     async def _answer(
         self, request: EngineRequest, opened: asyncio.Future[None], news: News
@@ -84,8 +81,10 @@ class Server:
                     if request.adapter is not None:
                         self._adapters.forget(request.adapter)
             return None
-        except httpx.TransportError as error:
-            raise Unavailable("The vLLM server does not answer.", retry_after=5) from error
+        except asyncio.CancelledError:
+            if not request.chat.stream:
+                reading.prompt_tokens = await self._prompt_tokens(request)
+            raise
         finally:
             self._running -= 1
             self._meter.end(
@@ -103,18 +102,27 @@ class Server:
         async with self._model(request) as model:
             body = wire.request_body(request.chat, model)
             if not request.chat.stream:
-                response = await self._client.post("/v1/chat/completions", json=body)
-                if response.status_code != 200:
-                    raise wire.error(response.status_code, response.content)
-                return reading.whole(response.json())
-            async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
-                if response.status_code != 200:
-                    raise wire.error(response.status_code, await response.aread())
+                reply = await self._calls.post("/v1/chat/completions", body)
+                if reply.status != 200:
+                    raise wire.error(*reply)
+                return reading.whole(json.loads(reply.content))
+            async with self._calls.stream("/v1/chat/completions", body) as response:
+                if response.status != 200:
+                    raise wire.error(response.status, await response.read())
                 opened.set_result(None)
                 async for event in _events(response):
                     if (chunk := reading.chunk(event)) is not None:
                         news.put_nowait(chunk)
         return None
+
+    async def _prompt_tokens(self, request: EngineRequest) -> int:
+        """The prompt's tokens of a whole answer that was given up, all that vLLM still tells of it, or 0."""
+        try:
+            async with asyncio.timeout(_COUNTING_SECONDS), self._model(request) as model:
+                reply = await self._calls.post("/tokenize", wire.tokenize_body(request.chat, model))
+                return int(json.loads(reply.content)["count"])
+        except (ApiError, TimeoutError, ValueError, KeyError):
+            return 0
 
     @asynccontextmanager
     async def _model(self, request: EngineRequest) -> AsyncIterator[str]:
@@ -133,16 +141,16 @@ class Server:
         base = self._base
         try:
             return await asyncio.shield(base)
-        except (ApiError, httpx.TransportError):
+        except ApiError:
             if self._base is base:
                 self._base = None
             raise
 
     async def _meet(self) -> str:
-        response = await self._client.get("/v1/models")
-        if response.status_code != 200:
-            raise wire.error(response.status_code, response.content)
-        cards = response.json()["data"]
+        reply = await self._calls.get("/v1/models")
+        if reply.status != 200:
+            raise wire.error(*reply)
+        cards = json.loads(reply.content)["data"]
         self._adapters.adopt([card["id"] for card in cards if card.get("parent")])
         return str(next(card["id"] for card in cards if not card.get("parent")))
 
@@ -180,11 +188,11 @@ def _cancel(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """The objects of a stream; an error among them is raised."""
-    async for line in response.aiter_lines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
+    async for line in lines(response):
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
             continue
         event: dict[str, Any] = json.loads(data)
         if "choices" not in event:

@@ -30,6 +30,7 @@ PASSED = HONOURED | {
     "structured_outputs",
 }
 _OWN = frozenset(ChatRequest.model_fields) - {"user", "stream_options"}
+_PROMPT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _LOCKED_OUT = (401, 403)
 
 
@@ -46,6 +47,14 @@ def request_body(chat: ChatRequest, model: str) -> dict[str, Any]:
     if chat.stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return body
+
+
+def tokenize_body(chat: ChatRequest, model: str) -> dict[str, Any]:
+    """The body that asks vLLM for the tokens of the same prompt."""
+    body = chat.model_dump(mode="json", include=set(_PROMPT), exclude_none=True)
+    if not chat.tools:
+        del body["tools"]
+    return body | {"model": model}
 
 
 class Reading:
