@@ -124,7 +124,10 @@ class _Bench:
     def __init__(self, pid: int, port: int, peer: subprocess.Popen[str], tokens: int, rounds: int) -> None:
         self.pid, self.peer, self.most, self.tokens, self.rounds = pid, peer, tokens, tokens, rounds
         self.client = httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=600, limits=httpx.Limits(max_connections=300), trust_env=False
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=600,
+            limits=httpx.Limits(max_connections=300),
+            trust_env=False,
         )
 
     def body(self, number: int, adapter: int | None, **options: Any) -> dict[str, Any]:
@@ -176,7 +179,9 @@ class _Bench:
                 seconds = time.perf_counter() - began
                 written = crowd * self.tokens
                 found[name].append(Speed(written / (_cpu_seconds(pid) - cpu), written / seconds, seconds))
-        return {name: sorted(each, key=lambda s: s.per_cpu_second)[len(each) // 2] for name, each in found.items()}
+        return {
+            name: sorted(each, key=lambda s: s.per_cpu_second)[len(each) // 2] for name, each in found.items()
+        }
 
     async def first_tokens(self, crowd: int, adapters: int) -> list[float]:
         """Milliseconds until the first token of each of so many streams at once."""
@@ -224,7 +229,9 @@ async def _cases(bench: _Bench) -> list[Result]:
                 theirs = speeds[peer]
                 results += [
                     Result.of(f"{what}; {peer}", ours.per_second, theirs.per_second, "tokens/s", goal),
-                    Result.of(f"{what}; {peer}, by CPU", ours.per_cpu_second, theirs.per_cpu_second, "tokens/s"),
+                    Result.of(
+                        f"{what}; {peer}, by CPU", ours.per_cpu_second, theirs.per_cpu_second, "tokens/s"
+                    ),
                 ]
             firsts = await bench.first_tokens(crowd, adapters)
             p50, p99 = statistics.median(firsts), firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
@@ -270,7 +277,9 @@ def _door() -> list[Result]:
             "/v1/preview/models", json={"project": "bench", "name": "m", "base_model": "tuneyard/tiny"}
         ).json()
         engine = {"base_model": "tuneyard/tiny", "team": "t", "project": "p"}
-        with httpx.Client(base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60) as service:
+        with httpx.Client(
+            base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60
+        ) as service:
             took = interleaved_ms(
                 {
                     "service": lambda: service.post(

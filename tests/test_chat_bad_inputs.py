@@ -83,7 +83,9 @@ CASES: dict[str, tuple[dict[str, Any], int, str | None]] = {
 }  # fmt: skip
 
 
-def test_each_bad_input_is_refused_by_the_name_of_what_is_wrong_and_the_next_request_is_answered(door: TestClient):
+def test_each_bad_input_is_refused_by_the_name_of_what_is_wrong_and_the_next_request_is_answered(
+    door: TestClient,
+):
     found = {}
     for case, (options, _, _) in CASES.items():
         response = send(door, **options)
@@ -103,7 +105,9 @@ def test_a_recursive_schema_is_followed_or_refused_and_never_hangs(door: TestCli
     assert choice["finish_reason"] == "length" or json.loads(choice["message"]["content"])
 
 
-@pytest.mark.parametrize("text", ["word " * 2_000_000, "x" * 10_000_000, " " * 10_000_000], ids=["words", "one word", "white"])
+@pytest.mark.parametrize(
+    "text", ["word " * 2_000_000, "x" * 10_000_000, " " * 10_000_000], ids=["words", "one word", "white"]
+)
 def test_ten_megabytes_are_refused_at_once(door: TestClient, monkeypatch: pytest.MonkeyPatch, text: str):
     assert send(door, messages=said(text)).status_code == 413
     monkeypatch.setenv("TUNEYARD_MAX_BODY_BYTES", "256000000")
@@ -132,8 +136,14 @@ def commit(door: TestClient, files: dict[str, bytes]) -> str:
     """A new model with one checkpoint of these files; its name in chat."""
     body = {"project": "p", "name": f"m{time.monotonic_ns()}", "base_model": "tuneyard/test"}
     model = door.post("/v1/preview/models", json=body).json()
-    group = {"trajectories": [{"messages_and_choices": [*HELLO, {"index": 0, "message": {"role": "assistant"}}], "reward": 1}]}
-    made = door.post("/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": [group]}).json()
+    group = {
+        "trajectories": [
+            {"messages_and_choices": [*HELLO, {"index": 0, "message": {"role": "assistant"}}], "reward": 1}
+        ]
+    }
+    made = door.post(
+        "/v1/preview/training-jobs", json={"model_id": model["id"], "trajectory_groups": [group]}
+    ).json()
     job = leases.claim(made["id"], worker="w")
     assert job is not None
     leases.commit(job, step=1, files=files, metrics={}, lineage={})
@@ -143,7 +153,9 @@ def commit(door: TestClient, files: dict[str, bytes]) -> str:
 def test_a_checkpoint_answers_and_is_gone_the_moment_it_is_deleted(door: TestClient, trained: str):
     before = [send(door, model=f"{trained}:step1", seed=1), send(door, model=trained, seed=1)]
     model = next(m for m in door.get("/v1/preview/models").json()["data"] if trained.endswith(m["name"]))
-    door.request("DELETE", f"/v1/preview/models/{model['id']}/checkpoints", json={"steps": [1]}).raise_for_status()
+    door.request(
+        "DELETE", f"/v1/preview/models/{model['id']}/checkpoints", json={"steps": [1]}
+    ).raise_for_status()
     after = send(door, model=f"{trained}:step1", seed=1)
     base = [send(door, model=name, seed=1) for name in (trained, "tuneyard/test")]
 

@@ -171,7 +171,9 @@ def _client(_loop: asyncio.AbstractEventLoop) -> httpx.AsyncClient:
 
 
 def _trained_entry(model: Model) -> dict[str, Any]:
-    return _entry(f"{models.SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000)
+    return _entry(
+        f"{models.SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000
+    )
 
 
 def _entry(name: str, owner: str, root: str, created: int) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import httpcore
@@ -20,6 +19,7 @@ import httpx
 
 from tuneyard import guard
 from tuneyard.guard import Blocked
+from tuneyard.once import Once
 from tuneyard.webhook_records import Answer, Outcome
 
 DNS_SECONDS = 3.0
@@ -107,18 +107,21 @@ def _exchange(
         target = guard.target(url)
     except Blocked as error:
         raise Failed(Outcome.BLOCKED, f"The URL is not allowed: {error}.") from error
-    port = None if target.port == {"https": 443, "http": 80}[target.scheme] else target.port
-    where = httpcore.URL(scheme=target.scheme, host=target.host, port=port, target=target.path)
+    origin = httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port)
+    where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     sent = [("Host", target.authority.decode("ascii")), *headers]
     if method == "POST":
         sent.append(("Content-Length", str(len(body))))
+    tls = _tls() if target.scheme == "https" else None
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(
-            httpcore.ConnectionPool(ssl_context=_tls(), network_backend=_Network(deadline), max_connections=1)
+        connection = stack.enter_context(
+            httpcore.HTTPConnection(origin, ssl_context=tls, network_backend=_Network(deadline))
         )
         with _named_failures("The connection ended before the endpoint had answered."):
             response = stack.enter_context(
-                pool.stream(method, where, headers=[(k.encode(), v.encode()) for k, v in sent], content=body)
+                connection.stream(
+                    method, where, headers=[(k.encode(), v.encode()) for k, v in sent], content=body
+                )
             )
         yield response
 
@@ -138,7 +141,7 @@ def _named_failures(cut_short: str) -> Iterator[None]:
         raise Failed(Outcome.HTTP, f"{cut_short} {error}") from error
 
 
-@lru_cache
+@Once
 def _tls() -> ssl.SSLContext:
     """Certificates are always checked; ``SSL_CERT_FILE`` names other authorities than the usual ones."""
     context = httpx.create_ssl_context()
@@ -173,6 +176,10 @@ class _Network(httpcore.NetworkBackend):
 
 def _resolve(host: str, port: int, seconds: float) -> list[Address]:
     """The addresses of a host. The system call cannot be broken off, so a thread is left behind with a late one."""
+    with contextlib.suppress(OSError):
+        return _addresses(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        )
     answers: list[Any] = []
 
     def ask() -> None:
@@ -188,7 +195,11 @@ def _resolve(host: str, port: int, seconds: float) -> list[Address]:
         raise Failed(Outcome.DNS, f"The name {host!r} was not resolved within {seconds:.0f} s.")
     if isinstance(answers[0], Exception) or not answers[0]:
         raise Failed(Outcome.DNS, f"The name {host!r} has no address.")
-    return list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in answers[0]))
+    return _addresses(answers[0])
+
+
+def _addresses(found: list[Any]) -> list[Address]:
+    return list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found))
 
 
 def _connect(addresses: list[Address], port: int, deadline: Deadline) -> socket.socket:

@@ -82,6 +82,9 @@ class Waiting(Record):
     webhook_id: str
     due_at: int
     delivery_id: str
+    rev: int
+    automation_id: str
+    event_id: str
     expires: int
 
 
