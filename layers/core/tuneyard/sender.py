@@ -8,10 +8,11 @@ with the result. What can be asked of the table for many deliveries at once is a
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from boto3.dynamodb.conditions import Attr
@@ -39,8 +40,6 @@ _BUDGET_SECONDS = 25.0
 _TOGETHER_SECONDS = 0.02
 """How long a result waits for those of other endpoints, to be written together with them."""
 _MOST_THREADS = 1000
-_ours: set[tuple[str, int]] = set()
-"""The places in flight that this process holds, by webhook and number: no use in trying for them."""
 Sent = Answer | payloads.Unrenderable
 
 
@@ -78,54 +77,125 @@ def send(*rings: Ring, now: int) -> dict[Ring, Exception]:
 
     A message that is stale, early or repeated does nothing. Those that we failed at come back, with what went wrong.
     """
-    tour = _Tour(now)
-    todo = list(dict.fromkeys(rings))
-    while todo or tour.flying:
-        tour.take_off(todo)
-        todo = tour.land() if tour.flying else []
+    tour = _Tour(rings, now)
+    tour.take_off()
+    while tour.todo or tour.flying:
+        tour.land()
+        tour.take_off()
     return tour.failed
 
 
-class _Tour:
-    """The deliveries of one call: those in the air, and those that wait until one of the same webhook has landed."""
+class _Ours:
+    """The places in flight that this process holds: no use in trying for them, and who needs one is told of its end."""
 
-    def __init__(self, now: int) -> None:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._held: defaultdict[str, set[int]] = defaultdict(set)
+        self._ended: Counter[str] = Counter()
+
+    def reserve(self, webhook_id: str, among: Iterable[int], most: int) -> list[int]:
+        """At most so many of these places that nobody in this process holds or tries for, ours to try for now."""
+        with self.changed:
+            free = [number for number in among if number not in self._held[webhook_id]][:most]
+            self._held[webhook_id].update(free)
+            return free
+
+    def release(self, webhook_id: str, number: int, *, free: bool = True) -> None:
+        """Let others of this process try for a place; not ``free`` when another process was found to hold it."""
+        with self.changed:
+            self._held[webhook_id].discard(number)
+            self._ended[webhook_id] += free
+            self.changed.notify_all()
+
+    def ended(self, webhook_id: str) -> int:
+        """Counts the places that this process let go of."""
+        return self._ended[webhook_id]
+
+    def any(self, webhook_id: str) -> bool:
+        """Whether this process holds a place, or tries for one."""
+        return bool(self._held[webhook_id])
+
+    def all(self, webhook_id: str) -> bool:
+        """Whether this process holds every place."""
+        return len(self._held[webhook_id]) >= settings().webhook_in_flight
+
+    def tell(self, _: object) -> None:
+        """Wake up who waits."""
+        with self.changed:
+            self.changed.notify_all()
+
+
+_ours = _Ours()
+
+
+class _Tour:
+    """The deliveries of one call: those in the air, and those to do, which wait for a place in flight."""
+
+    def __init__(self, rings: Iterable[Ring], now: int) -> None:
         self.clock = _Clock(now)
+        self.todo = list(dict.fromkeys(rings))
         self.flying: dict[Future[Sent], Claimed] = {}
-        self.waiting: dict[str, list[Ring]] = defaultdict(list)
-        self.lines: set[str] = set()
+        self.lines = {ring.webhook_id for ring in self.todo if ring.line}
         """Webhooks with deliveries in line that it is upon us to go on with."""
+        self.full: dict[str, int] = {}
+        """Webhooks whose other places were found taken, until one of ours ends: how many had ended by then."""
         self.failed: dict[Ring, Exception] = {}
 
-    def take_off(self, rings: list[Ring]) -> None:
+    def take_off(self) -> None:
         """Send on their way all that are due and find a place in flight."""
-        self.lines |= {ring.webhook_id for ring in rings if ring.line}
-        while rings:
+        while boarding := self._reserve():
             try:
-                self._board(rings)
-                idle = {ring.webhook_id for ring in rings} & self.lines
-                rings = [
-                    ring
-                    for webhook_id in idle
-                    if not self._holds_place(webhook_id)
-                    for ring in self._from_line(webhook_id, settings().webhook_in_flight)
-                ]
-            except Exception as error:
-                self.failed |= dict.fromkeys(rings, error)
-                return
+                self._board(boarding)
+                busy = {one.webhook.id for one in self.flying.values()} | {
+                    one.webhook_id for one in self.todo
+                }
+                for webhook_id in self.lines - busy:
+                    self._go_on(webhook_id, settings().webhook_in_flight)
+            except BaseException as error:
+                self._let_go(boarding)
+                if not isinstance(error, Exception):
+                    raise
+                self.failed |= dict.fromkeys(boarding, error)
 
-    def land(self) -> list[Ring]:
-        """Write down what came back; what may take off in its place."""
+    def land(self) -> None:
+        """Write down what came back, and go on with what waits in line for its place."""
         landed = self._landed()
         try:
-            self._settle(landed)
-            room = Counter(claimed.webhook.id for claimed, _ in landed)
-            return [ring for webhook_id, places in room.items() for ring in self._next(webhook_id, places)]
+            try:
+                self._settle(landed)
+            finally:
+                for claimed, _ in landed:
+                    _ours.release(claimed.webhook.id, claimed.slot)
+            for webhook_id, places in Counter(claimed.webhook.id for claimed, _ in landed).items():
+                if webhook_id in self.lines:
+                    self._go_on(webhook_id, places)
+            if self.clock.elapsed() > _BUDGET_SECONDS:
+                queues.ring(*self.todo)
+                self.todo = []
         except Exception as error:
-            self.failed |= {claimed.ring: error for claimed, _ in landed}
-            return [ring for claimed, _ in landed for ring in self.waiting.pop(claimed.webhook.id, [])]
+            self.failed |= dict.fromkeys([claimed.ring for claimed, _ in landed] + self.todo, error)
+            self.todo = []
 
-    def _board(self, rings: list[Ring]) -> None:
+    def _reserve(self) -> dict[Ring, int]:
+        """Those that may try for a place now, each with the one that it tries for."""
+        wanted: defaultdict[str, list[Ring]] = defaultdict(list)
+        for ring in self.todo:
+            if self.full.get(ring.webhook_id) != _ours.ended(ring.webhook_id):
+                wanted[ring.webhook_id].append(ring)
+        boarding: dict[Ring, int] = {}
+        for webhook_id, rings in wanted.items():
+            boarding |= dict(zip(rings, _ours.reserve(webhook_id, _places(), len(rings)), strict=False))
+        self.todo = [ring for ring in self.todo if ring not in boarding]
+        return boarding
+
+    def _let_go(self, boarding: dict[Ring, int]) -> None:
+        """Leave the places to others with which nothing is in the air now."""
+        taken = {(claimed.webhook.id, claimed.slot) for claimed in self.flying.values()}
+        for ring, number in boarding.items():
+            if (ring.webhook_id, number) not in taken:
+                _ours.release(ring.webhook_id, number)
+
+    def _board(self, boarding: dict[Ring, int]) -> None:
         found = grouped.get_each(
             (
                 (Delivery, (ring.delivery_id,)),
@@ -133,26 +203,26 @@ class _Tour:
                 (Automation, (ring.automation_id,)),
                 (ArtifactEvent, (ring.event_id,)),
             )
-            for ring in rings
+            for ring in boarding
         )
         now = self.clock.now()
-        read = [_ready(ring, now, records) for ring, records in zip(rings, found, strict=True)]
-        refused = self._claim([one for one in read if one is not None], self._likely_places)
-        refused = self._claim(refused, self._free_places)
+        ready = []
+        for (ring, number), records in zip(boarding.items(), found, strict=True):
+            one = _ready(ring, now, records)
+            if one is None:
+                _ours.release(ring.webhook_id, number)
+            else:
+                ready.append((one, number))
+        refused = self._claim(ready)
         for webhook_id in dict.fromkeys(one.webhook.id for one in refused):
-            self._put_off(webhook_id, [one for one in refused if one.webhook.id == webhook_id])
+            self._try_others(webhook_id, [one for one in refused if one.webhook.id == webhook_id])
 
-    def _claim(self, ready: list[Ready], places: Callable[[str], list[int]]) -> list[Ready]:
-        """Take deliveries, and a place in flight for each; those that found no place come back."""
+    def _claim(self, tried: list[tuple[Ready, int]]) -> list[Ready]:
+        """Take deliveries, each with a place in flight; those whose places others have come back."""
         now = self.clock.now()
         until = now + LEASE_MS
-        numbers = {webhook_id: places(webhook_id) for webhook_id in {one.webhook.id for one in ready}}
-        tried, refused = [], []
-        for one in ready:
-            if not numbers[one.webhook.id]:
-                refused.append(one)
-                continue
-            number = numbers[one.webhook.id].pop()
+        claims, writes = [], []
+        for one, number in tried:
             mine, claim = deliveries.moved(
                 one.delivery,
                 status=DeliveryStatus.ATTEMPTING,
@@ -161,60 +231,88 @@ class _Tour:
                 lease_until=until,
             )
             slot = Slot(webhook_id=one.webhook.id, number=number, until=until, expires=until // 1000 + 3600)
-            free = table.Put(slot, when=~Attr("until").gt(now))
-            tried.append((one, Claimed(one.ring, mine, one.webhook, one.event, number), (claim, free)))
-        taken = {(one.webhook.id, claimed.slot) for one, claimed, _ in tried}
-        _ours.update(taken)
-        try:
-            failures = grouped.transact_each(writes for _, _, writes in tried)
-        except BaseException:
-            _ours.difference_update(taken)
-            raise
-        for (one, claimed, _), failure in zip(tried, failures, strict=True):
-            if failure is not None:
-                _ours.discard((one.webhook.id, claimed.slot))
+            claims.append(Claimed(one.ring, mine, one.webhook, one.event, number))
+            writes.append((claim, table.Put(slot, when=~Attr("until").gt(now))))
+        refused = []
+        for (one, number), claimed, failure in zip(tried, claims, grouped.transact_each(writes), strict=True):
             if failure is None:
-                self.flying[_pool().submit(_post, claimed, self.clock)] = claimed
-            elif 0 not in failure.failed:
+                future = _pool().submit(_post, claimed, self.clock)
+                self.flying[future] = claimed
+                future.add_done_callback(_ours.tell)
+                continue
+            _ours.release(one.webhook.id, number, free=0 in failure.failed)
+            if 0 not in failure.failed:
                 refused.append(one)
         return refused
 
-    def _likely_places(self, webhook_id: str) -> list[int]:
-        """The places that this process does not hold, in any order."""
-        return [number for number in _places() if (webhook_id, number) not in _ours]
-
-    def _free_places(self, webhook_id: str) -> list[int]:
-        """The places that nobody holds."""
-        now = self.clock.now()
-        slots = table.children(Slot, webhook_id, limit=settings().webhook_in_flight)
-        taken = {slot.number for slot in slots if slot.until > now}
-        return [number for number in self._likely_places(webhook_id) if number not in taken]
-
-    def _holds_place(self, webhook_id: str) -> bool:
-        return any(claimed.webhook.id == webhook_id for claimed in self.flying.values())
-
-    def _put_off(self, webhook_id: str, ones: list[Ready]) -> None:
-        """Have deliveries wait for a place: for one of ours, or in line for one of others, who are told of it."""
-        if self._holds_place(webhook_id):
-            self.waiting[webhook_id] += [one.ring for one in ones]
+    def _try_others(self, webhook_id: str, ones: list[Ready]) -> None:
+        """Claim deliveries with the places that nobody holds; who finds none waits for one of ours, or in line."""
+        now, most = self.clock.now(), settings().webhook_in_flight
+        taken = {slot.number for slot in table.children(Slot, webhook_id, limit=most) if slot.until > now}
+        free = [number for number in _places() if number not in taken]
+        numbers = _ours.reserve(webhook_id, free, len(ones))
+        refused = self._claim(list(zip(ones, numbers, strict=False))) + ones[len(numbers) :]
+        if not refused:
             return
+        ended = _ours.ended(webhook_id)
+        if _ours.any(webhook_id):
+            self.full[webhook_id] = ended
+            self.todo += [one.ring for one in refused]
+        else:
+            self._stand_in_line(webhook_id, refused)
+
+    def _stand_in_line(self, webhook_id: str, ones: list[Ready]) -> None:
+        """Have deliveries wait for a place that others hold, and tell one of those to go on with them."""
         expires = self.clock.now() // 1000 + 24 * 3600
         table.transact(*(table.Put(_in_line(one, expires)) for one in ones))
         self.lines.discard(webhook_id)
         for number in _places():
             if _told_holder(webhook_id, number, self.clock.now()):
                 return
-            self._claim(ones[:1], lambda _, free=number: [free])  # type: ignore[misc]
-            if self._holds_place(webhook_id):
+            if _ours.reserve(webhook_id, [number], 1):
+                self._claim([(ones[0], number)])
+            if any(one.webhook.id == webhook_id for one in self.flying.values()):
                 self.lines.add(webhook_id)
                 return
 
     def _landed(self) -> list[tuple[Claimed, Future[Sent]]]:
-        """Those that came back: all who do in this moment, and at least one."""
-        done, _ = wait(self.flying, timeout=_TOGETHER_SECONDS)
-        if not done:
-            done, _ = wait(self.flying, return_when=FIRST_COMPLETED)
-        return [(self.flying.pop(future), future) for future in done]
+        """Those that came back, all who do in a moment; none when a place became free or our time is over."""
+
+        def something() -> bool:
+            return any(future.done() for future in self.flying) or any(
+                not _ours.all(id) and self.full.get(id) != _ours.ended(id)
+                for id in {ring.webhook_id for ring in self.todo}
+            )
+
+        with _ours.changed:
+            _ours.changed.wait_for(
+                something, max(0.0, _BUDGET_SECONDS - self.clock.elapsed()) if self.todo else None
+            )
+            if any(future.done() for future in self.flying):
+                _ours.changed.wait_for(
+                    lambda: all(future.done() for future in self.flying), _TOGETHER_SECONDS
+                )
+        return [(self.flying.pop(future), future) for future in list(self.flying) if future.done()]
+
+    def _go_on(self, webhook_id: str, most: int) -> None:
+        """Take on those who wait the longest in line for a place; when our time is over, another sender is rung."""
+        if self.clock.elapsed() < _BUDGET_SECONDS:
+            self.todo += self._from_line(webhook_id, most)
+        else:
+            queues.ring(*self._from_line(webhook_id, 1))
+            self.lines.discard(webhook_id)
+
+    def _from_line(self, webhook_id: str, most: int) -> list[Ring]:
+        while rows := table.children(Waiting, webhook_id, limit=most):
+            failures = grouped.transact_each(
+                (table.Delete(Waiting, (webhook_id, row.due_at, row.delivery_id), when=table.exists()),)
+                for row in rows
+            )
+            taken = [row for row, failure in zip(rows, failures, strict=True) if failure is None]
+            if taken:
+                return [_ring(row) for row in taken]
+        self.lines.discard(webhook_id)
+        return []
 
     def _settle(self, landed: list[tuple[Claimed, Future[Sent]]]) -> None:
         """Write results down, and what follows from them for the webhooks and for when they are tried again."""
@@ -225,10 +323,7 @@ class _Tour:
                 self.failed[claimed.ring] = error
             else:
                 results.append(_result(claimed, future.result(), now))
-        try:
-            recorded = self._record(results)
-        finally:
-            _ours.difference_update((claimed.webhook.id, claimed.slot) for claimed, _ in landed)
+        recorded = self._record(results)
         health.note(
             [(one.claimed.webhook, one.answer, one.verdict) for one in results if one.answer and one.verdict],
             now,
@@ -258,32 +353,6 @@ class _Tour:
         )
         recorded = [one for one, failure in zip(results, failures, strict=True) if failure is None]
         return recorded + [one for one, failure in zip(told, failures_then, strict=True) if failure is None]
-
-    def _next(self, webhook_id: str, places: int) -> list[Ring]:
-        """What goes on in places that were given back; when our time is over, another sender is rung for it."""
-        rings = self.waiting.pop(webhook_id, [])
-        if self.clock.elapsed() < _BUDGET_SECONDS:
-            if webhook_id in self.lines and len(rings) < places:
-                rings += self._from_line(webhook_id, places - len(rings))
-            return rings
-        if webhook_id in self.lines:
-            rings += self._from_line(webhook_id, 1)
-            self.lines.discard(webhook_id)
-        queues.ring(*rings)
-        return []
-
-    def _from_line(self, webhook_id: str, most: int) -> list[Ring]:
-        """Those who wait the longest for a place of a webhook, taken out of the line."""
-        while rows := table.children(Waiting, webhook_id, limit=most):
-            failures = grouped.transact_each(
-                (table.Delete(Waiting, (webhook_id, row.due_at, row.delivery_id), when=table.exists()),)
-                for row in rows
-            )
-            taken = [row for row, failure in zip(rows, failures, strict=True) if failure is None]
-            if taken:
-                return [_ring(row) for row in taken]
-        self.lines.discard(webhook_id)
-        return []
 
 
 def _ready(ring: Ring, now: int, found: list[Record | None]) -> Ready | None:
