@@ -293,6 +293,51 @@ def test_what_was_just_to_be_held_when_its_webhook_was_enabled_is_sent(
     assert [row["status"] for row in office.history(automation)] == ["succeeded"]
 
 
+def test_many_held_deliveries_are_sent_piece_by_piece_in_their_order(
+    office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deliveries, "PIECE", 3)
+    monkeypatch.setattr(settings(), "webhook_in_flight", 1)
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook, payload='{"alias": "${alias}"}')
+    path = f"/v1/teams/acme/webhooks/{webhook}"
+    api.patch(path, json={"enabled": False})
+    version = office.version()
+    for number in range(8):
+        office.alias(version, f"a{number}")
+        office.run()
+        office.turn(seconds=1)
+    assert {row["status"] for row in office.history(automation)} == {"held"}
+
+    api.patch(path, json={"enabled": True})
+    assert [row["status"] for row in office.history(automation)][::-1] == ["pending"] * 3 + ["held"] * 5
+    office.run(twice=True)
+
+    assert [json.loads(got.body)["alias"] for got in receiver.received] == [f"a{n}" for n in range(8)]
+
+
+def test_many_failed_deliveries_are_recovered_piece_by_piece(
+    office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deliveries, "PIECE", 3)
+    monkeypatch.setattr(settings(), "webhook_schedule", [0])
+    receiver.scripts["/hook"] = [answer(500)] * 8
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook)
+    version, since = office.version(), clock.iso(office.now)
+    for number in range(8):
+        office.alias(version, f"a{number}")
+        office.run()
+        office.turn(seconds=1)
+    assert {row["status"] for row in office.history(automation)} == {"exhausted"}
+
+    answered = api.post(f"/v1/teams/acme/webhooks/{webhook}/recover", json={"since": since}).json()
+    office.run()
+
+    assert answered == {"recovered": 3, "more": True}
+    assert {row["status"] for row in office.history(automation)} == {"succeeded"}
+
+
 def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     office: Office, receiver: Receiver, api: TestClient
 ):

@@ -12,7 +12,7 @@ from tuneyard.table import Place
 
 
 def match(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
-    """Match events, and further pages of events, with automations."""
+    """Match events with automations, a page at a time, and send again what many were asked for, a piece at a time."""
     failed: dict[str, Exception] = {}
     for record in event["Records"]:
         try:
@@ -40,6 +40,11 @@ def _match(body: dict[str, Any]) -> None:
         matcher.match(body["detail"]["id"], now=clock.now_ms())
         return
     after = Place(*body["after"]) if body["after"] else None
+    if "webhook_id" in body:
+        deliveries.go_on(
+            body["webhook_id"], since=body["since"], after=Place(*body["after"]), now=clock.now_ms()
+        )
+        return
     matcher.match(body["event_id"], now=clock.now_ms(), scope=body["scope"], after=after)
 
 

@@ -132,6 +132,12 @@ def send_page(event_id: str, *, scope: str, after: tuple[int, str] | None) -> No
     _client().send_message(QueueUrl=settings().event_queue_url, MessageBody=body)
 
 
+def send_piece(webhook_id: str, *, since: int | None, after: tuple[int, str]) -> None:
+    """Ask for the next piece of a webhook's deliveries to be sent again: of the held ones, or of those that failed."""
+    body = json.dumps({"webhook_id": webhook_id, "since": since, "after": after})
+    _client().send_message(QueueUrl=settings().event_queue_url, MessageBody=body)
+
+
 class NotSent(Exception):
     """The queue took the call and refused a message."""
 
