@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import threading
 import time
 from typing import Any
 
@@ -603,6 +604,35 @@ def test_more_deliveries_of_a_webhook_in_one_call_than_it_has_places_go_one_afte
     assert len({got.headers["webhook-id"] for got in receiver.received}) == len(receiver.received) == 7
     assert {office.history(one)[0]["status"] for one in automations} == {"succeeded"}
     assert table.children(Waiting, webhook, limit=10) == table.children(Slot, webhook, limit=10) == []
+
+
+def test_a_call_whose_deliveries_find_no_place_ends_soon_and_who_holds_the_place_goes_on_with_them(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settings(), "webhook_in_flight", 1)
+    monkeypatch.setattr(settings(), "webhook_seconds", 4.0)
+    receiver.on("/hook", drip(b"", every=0.5))
+    automation = office.automation(office.webhook(receiver.url()))
+    version = office.version()
+    messages = []
+    for number in range(2):
+        office.alias(version, f"a{number}")
+        for message in office.messages(settings().event_queue_url):
+            _match(message)
+        messages += office.messages(settings().delivery_queue_url)
+    first = threading.Thread(target=_send, args=(messages[0],))
+    first.start()
+    while not receiver.received:
+        time.sleep(0.01)
+
+    began = time.monotonic()
+    _send(messages[1])
+    took = time.monotonic() - began
+    assert first.is_alive() and took < 3
+    first.join()
+
+    assert len(receiver.received) == 2
+    assert {row["status"] for row in office.history(automation)} == {"succeeded", "pending"}
 
 
 def test_what_aws_keeps_us_from_sending_comes_back_and_is_sent_then(

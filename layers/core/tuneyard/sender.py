@@ -39,6 +39,8 @@ _BUDGET_SECONDS = 25.0
 """How long one call goes on to take deliveries that wait for the same webhook."""
 _TOGETHER_SECONDS = 0.02
 """How long a result waits for those of other endpoints, to be written together with them."""
+_PATIENCE_SECONDS = 1.0
+"""How long deliveries of one call wait for a place that other calls of this process hold, before they stand in line."""
 _MOST_THREADS = 1000
 Sent = Answer | payloads.Unrenderable
 
@@ -140,11 +142,14 @@ class _Tour:
         self.full: dict[str, int] = {}
         """Webhooks whose other places were found taken, until one of ours ends: how many had ended by then."""
         self.failed: dict[Ring, Exception] = {}
+        self.moved_at = 0.0
+        """When something of this call took off or landed last, in seconds since it began."""
 
     def take_off(self) -> None:
         """Send on their way all that are due and find a place in flight."""
         while boarding := self._reserve():
             try:
+                self.moved_at = self.clock.elapsed()
                 self._board(boarding)
                 busy = {one.webhook.id for one in self.flying.values()} | {
                     one.webhook_id for one in self.todo
@@ -169,9 +174,7 @@ class _Tour:
             for webhook_id, places in Counter(claimed.webhook.id for claimed, _ in landed).items():
                 if webhook_id in self.lines:
                     self._go_on(webhook_id, places)
-            if self.clock.elapsed() > _BUDGET_SECONDS:
-                queues.ring(*self.todo)
-                self.todo = []
+            self._end_waiting()
         except Exception as error:
             self.failed |= dict.fromkeys([claimed.ring for claimed, _ in landed] + self.todo, error)
             self.todo = []
@@ -259,24 +262,33 @@ class _Tour:
             self.full[webhook_id] = ended
             self.todo += [one.ring for one in refused]
         else:
-            self._stand_in_line(webhook_id, refused)
+            self._stand_in_line(webhook_id, [one.ring for one in refused])
 
-    def _stand_in_line(self, webhook_id: str, ones: list[Ready]) -> None:
+    def _end_waiting(self) -> None:
+        """Leave deliveries to the line that waited long enough for places of other calls; all of them at our end."""
+        if self.clock.elapsed() > _BUDGET_SECONDS:
+            queues.ring(*self.todo)
+            self.todo = []
+        elif self.clock.elapsed() > self.moved_at + _PATIENCE_SECONDS:
+            self.moved_at = self.clock.elapsed()
+            own = {one.webhook.id for one in self.flying.values()}
+            for webhook_id in {ring.webhook_id for ring in self.todo} - own:
+                rings = [ring for ring in self.todo if ring.webhook_id == webhook_id]
+                self.todo = [ring for ring in self.todo if ring.webhook_id != webhook_id]
+                self._stand_in_line(webhook_id, rings)
+
+    def _stand_in_line(self, webhook_id: str, rings: list[Ring]) -> None:
         """Have deliveries wait for a place that others hold, and tell one of those to go on with them."""
-        expires = self.clock.now() // 1000 + 24 * 3600
-        table.transact(*(table.Put(_in_line(one, expires)) for one in ones))
+        now = self.clock.now()
+        for start in range(0, len(rings), 100):
+            table.transact(*(table.Put(_in_line(ring, now)) for ring in rings[start : start + 100]))
         self.lines.discard(webhook_id)
-        for number in _places():
-            if _told_holder(webhook_id, number, self.clock.now()):
-                return
-            if _ours.reserve(webhook_id, [number], 1):
-                self._claim([(ones[0], number)])
-            if any(one.webhook.id == webhook_id for one in self.flying.values()):
-                self.lines.add(webhook_id)
-                return
+        if not any(_told_holder(webhook_id, number, now) for number in _places()):
+            self.lines.add(webhook_id)
+            self._go_on(webhook_id, len(rings))
 
     def _landed(self) -> list[tuple[Claimed, Future[Sent]]]:
-        """Those that came back, all who do in a moment; none when a place became free or our time is over."""
+        """Those that came back, all who do in a moment; none when a place became free, or there was none for long."""
 
         def something() -> bool:
             return any(future.done() for future in self.flying) or any(
@@ -285,9 +297,7 @@ class _Tour:
             )
 
         with _ours.changed:
-            _ours.changed.wait_for(
-                something, max(0.0, _BUDGET_SECONDS - self.clock.elapsed()) if self.todo else None
-            )
+            _ours.changed.wait_for(something, _PATIENCE_SECONDS if self.todo else None)
             if any(future.done() for future in self.flying):
                 _ours.changed.wait_for(
                     lambda: all(future.done() for future in self.flying), _TOGETHER_SECONDS
@@ -305,7 +315,7 @@ class _Tour:
     def _from_line(self, webhook_id: str, most: int) -> list[Ring]:
         while rows := table.children(Waiting, webhook_id, limit=most):
             failures = grouped.transact_each(
-                (table.Delete(Waiting, (webhook_id, row.due_at, row.delivery_id), when=table.exists()),)
+                (table.Delete(Waiting, (webhook_id, row.since, row.delivery_id), when=table.exists()),)
                 for row in rows
             )
             taken = [row for row, failure in zip(rows, failures, strict=True) if failure is None]
@@ -405,16 +415,15 @@ def _told_holder(webhook_id: str, number: int, now: int) -> bool:
     return True
 
 
-def _in_line(one: Ready, expires: int) -> Waiting:
-    delivery = one.delivery
+def _in_line(ring: Ring, now: int) -> Waiting:
     return Waiting(
-        webhook_id=delivery.webhook_id,
-        due_at=delivery.due_at,
-        delivery_id=delivery.id,
-        rev=delivery.rev,
-        automation_id=delivery.automation_id,
-        event_id=delivery.event_id,
-        expires=expires,
+        webhook_id=ring.webhook_id,
+        since=now,
+        delivery_id=ring.delivery_id,
+        rev=ring.rev,
+        automation_id=ring.automation_id,
+        event_id=ring.event_id,
+        expires=now // 1000 + 24 * 3600,
     )
 
 

@@ -24,7 +24,7 @@ RunRow          RUN#{id}                    ROW#{row}
 ArtifactEvent   EVENT#{id}                  EVENT                       due EVENTS until published
 Webhook         WEBHOOK#{id}                WEBHOOK                     by_team TEAM#{team}#WEBHOOKS
 Slot            WEBHOOK#{id}                SLOT#{number}               expires
-Waiting         WEBHOOK#{id}                WAITING#{due_at}#{delivery} expires
+Waiting         WEBHOOK#{id}                WAITING#{since}#{delivery}  expires
 Automation      AUTOMATION#{id}             AUTOMATION                  by_team TEAM#{team}#AUTOMATIONS,
                                                                         by_trigger SCOPE#{scope}#{event} while enabled
 Pace            AUTOMATION#{id}             PACE
@@ -132,9 +132,9 @@ _KEYS: dict[type[Record], Callable[..., Keys]] = {
     ArtifactEvent: lambda id: (f"EVENT#{id}", "EVENT"),
     Webhook: lambda id: (f"WEBHOOK#{id}", "WEBHOOK"),
     Slot: lambda webhook_id, number: (f"WEBHOOK#{webhook_id}", f"SLOT#{number:03d}"),
-    Waiting: lambda webhook_id, due_at, delivery_id: (
+    Waiting: lambda webhook_id, since, delivery_id: (
         f"WEBHOOK#{webhook_id}",
-        f"WAITING#{due_at:013d}#{delivery_id}",
+        f"WAITING#{since:013d}#{delivery_id}",
     ),
     Automation: lambda id: (f"AUTOMATION#{id}", "AUTOMATION"),
     Pace: lambda automation_id: (f"AUTOMATION#{automation_id}", "PACE"),
@@ -165,7 +165,7 @@ _IDENTITY: dict[type[Record], tuple[str, ...]] = {
     ArtifactEvent: ("id",),
     Webhook: ("id",),
     Slot: ("webhook_id", "number"),
-    Waiting: ("webhook_id", "due_at", "delivery_id"),
+    Waiting: ("webhook_id", "since", "delivery_id"),
     Automation: ("id",),
     Pace: ("automation_id",),
     Fired: ("automation_id", "run_id"),

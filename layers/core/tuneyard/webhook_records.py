@@ -80,7 +80,7 @@ class Waiting(Record):
     """A delivery that is due and found every place in flight taken; whoever gives one back takes it on."""
 
     webhook_id: str
-    due_at: int
+    since: int
     delivery_id: str
     rev: int
     automation_id: str
