@@ -644,13 +644,16 @@ def test_what_aws_keeps_us_from_sending_comes_back_and_is_sent_then(
         _match(message)
     (message,) = office.messages(settings().delivery_queue_url)
     event = {"Records": [{"messageId": "m", "body": message["Body"]}]}
+    torn = {"messageId": "torn", "body": "{"}
     module = doors.module("webhook_sender")
     with monkeypatch.context() as patched:
         patched.setattr(settings(), "table_name", "elsewhere")
         assert module.send(event, None) == {"batchItemFailures": [{"itemIdentifier": "m"}]}
     assert receiver.received == []
 
-    assert module.send(event, None) == {"batchItemFailures": []}
+    answered = module.send({"Records": [torn, *event["Records"]]}, None)
+
+    assert answered == {"batchItemFailures": [{"itemIdentifier": "torn"}]}
 
     assert [row["status"] for row in office.history(automation)] == ["succeeded"]
 

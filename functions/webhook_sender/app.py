@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tuneyard import clock, deliveries, matcher, sender, web, workers
-from tuneyard.queues import heard
+from tuneyard.queues import Ring, heard
 from tuneyard.table import Place
 
 
@@ -24,9 +24,15 @@ def match(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: AR
 
 def send(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
     """Send deliveries that are due, side by side, so that a slow endpoint holds up its own alone."""
-    rings = {record["messageId"]: heard(record["body"]) for record in event["Records"]}
-    failed = sender.send(*itertools.chain(*rings.values()), now=clock.now_ms())
-    return _left({id: failed[ring] for id, some in rings.items() for ring in some if ring in failed})
+    rings: dict[str, list[Ring]] = {}
+    failed: dict[str, Exception] = {}
+    for record in event["Records"]:
+        try:
+            rings[record["messageId"]] = heard(record["body"])
+        except Exception as error:
+            failed[record["messageId"]] = error
+    wrong = sender.send(*itertools.chain(*rings.values()), now=clock.now_ms())
+    return _left(failed | {id: wrong[ring] for id, some in rings.items() for ring in some if ring in wrong})
 
 
 def sweep(event: dict[str, Any], context: object) -> None:  # noqa: ARG001
