@@ -41,6 +41,8 @@ _TOGETHER_SECONDS = 0.02
 """How long a result waits for those of other endpoints, to be written together with them."""
 _PATIENCE_SECONDS = 0.1
 """How long deliveries of one call wait for a place that other calls of this process hold, before they stand in line."""
+_STUCK_SECONDS = 0.5
+"""When nothing happened at a webhook's places for so long, nobody waits for one outside of the line."""
 _MOST_THREADS = 1000
 Sent = Answer | payloads.Unrenderable
 
@@ -94,12 +96,15 @@ class _Ours:
         self.changed = threading.Condition()
         self._held: defaultdict[str, set[int]] = defaultdict(set)
         self._ended: Counter[str] = Counter()
+        self._moved: dict[str, float] = {}
 
     def reserve(self, webhook_id: str, among: Iterable[int], most: int) -> list[int]:
         """At most so many of these places that nobody in this process holds or tries for, ours to try for now."""
         with self.changed:
             free = [number for number in among if number not in self._held[webhook_id]][:most]
             self._held[webhook_id].update(free)
+            if free:
+                self._moved[webhook_id] = time.monotonic()
             return free
 
     def release(self, webhook_id: str, number: int, *, free: bool = True) -> None:
@@ -107,6 +112,7 @@ class _Ours:
         with self.changed:
             self._held[webhook_id].discard(number)
             self._ended[webhook_id] += free
+            self._moved[webhook_id] = time.monotonic()
             self.changed.notify_all()
 
     def ended(self, webhook_id: str) -> int:
@@ -120,6 +126,10 @@ class _Ours:
     def all(self, webhook_id: str) -> bool:
         """Whether this process holds every place."""
         return len(self._held[webhook_id]) >= settings().webhook_in_flight
+
+    def stuck(self, webhook_id: str) -> bool:
+        """Whether no place was taken or let go for some time: what is in the air waits for a slow endpoint."""
+        return time.monotonic() > self._moved.get(webhook_id, 0.0) + _STUCK_SECONDS
 
     def tell(self, _: object) -> None:
         """Wake up who waits."""
@@ -269,10 +279,11 @@ class _Tour:
         if self.clock.elapsed() > _BUDGET_SECONDS:
             queues.ring(*self.todo)
             self.todo = []
-        elif self.clock.elapsed() > self.moved_at + _PATIENCE_SECONDS:
-            self.moved_at = self.clock.elapsed()
-            own = {one.webhook.id for one in self.flying.values()}
-            for webhook_id in {ring.webhook_id for ring in self.todo} - own:
+            return
+        patient = self.clock.elapsed() < self.moved_at + _PATIENCE_SECONDS
+        own = {one.webhook.id for one in self.flying.values()}
+        for webhook_id in {ring.webhook_id for ring in self.todo} - own:
+            if not patient or _ours.stuck(webhook_id):
                 rings = [ring for ring in self.todo if ring.webhook_id == webhook_id]
                 self.todo = [ring for ring in self.todo if ring.webhook_id != webhook_id]
                 self._stand_in_line(webhook_id, rings)
@@ -290,9 +301,12 @@ class _Tour:
     def _landed(self) -> list[tuple[Claimed, Future[Sent]]]:
         """Those that came back, all who do in a moment; none when a place became free, or there was none for long."""
 
+        own = {one.webhook.id for one in self.flying.values()}
+
         def something() -> bool:
             return any(future.done() for future in self.flying) or any(
-                not _ours.all(id) and self.full.get(id) != _ours.ended(id)
+                (id not in own and _ours.stuck(id))
+                or (not _ours.all(id) and self.full.get(id) != _ours.ended(id))
                 for id in {ring.webhook_id for ring in self.todo}
             )
 
