@@ -7,6 +7,7 @@ in the network stream, and each operation gets what is left of it.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 import threading
@@ -176,10 +177,9 @@ class _Network(httpcore.NetworkBackend):
 
 def _resolve(host: str, port: int, seconds: float) -> list[Address]:
     """The addresses of a host. The system call cannot be broken off, so a thread is left behind with a late one."""
-    with contextlib.suppress(OSError):
-        return _addresses(
-            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        )
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, str(address))]
     answers: list[Any] = []
 
     def ask() -> None:
@@ -195,11 +195,7 @@ def _resolve(host: str, port: int, seconds: float) -> list[Address]:
         raise Failed(Outcome.DNS, f"The name {host!r} was not resolved within {seconds:.0f} s.")
     if isinstance(answers[0], Exception) or not answers[0]:
         raise Failed(Outcome.DNS, f"The name {host!r} has no address.")
-    return _addresses(answers[0])
-
-
-def _addresses(found: list[Any]) -> list[Address]:
-    return list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in found))
+    return list(dict.fromkeys((family, str(place[0])) for family, _, _, _, place in answers[0]))
 
 
 def _connect(addresses: list[Address], port: int, deadline: Deadline) -> socket.socket:
