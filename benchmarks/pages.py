@@ -42,7 +42,12 @@ def measure() -> list[Result]:
                 puts: Any = []
                 for n in range(start, min(count, start + 24) + 1):
                     row = JobEvent(
-                        id=ids.ordered(job.id, n), job_id=job.id, seq=n, type="gradient_step", data=data, created_at=n
+                        id=ids.ordered(job.id, n),
+                        job_id=job.id,
+                        seq=n,
+                        type="gradient_step",
+                        data=data,
+                        created_at=n,
                     )
                     puts.append({"PutRequest": {"Item": table._item(row)}})
                 client.batch_write_item(RequestItems={settings().table_name: puts})
@@ -58,11 +63,16 @@ def measure() -> list[Result]:
 
         results = []
         for what, share, rows in (("first", 0.0, 21), ("middle", 0.5, 21), ("after the newest", 1.0, 0)):
-            taken = {job.id: [page(job, round(job.last_event * share), rows) for _ in range(5)] for job in (few, many)}
+            taken = {
+                job.id: [page(job, round(job.last_event * share), rows) for _ in range(5)]
+                for job in (few, many)
+            }
             times = {name: statistics.median(one for one, _ in found) for name, found in taken.items()}
             reads = {name: found[0][1] for name, found in taken.items()}
             at = f"{what} page at {MANY:,} events, peer: at {FEW}"
-            ratio = "1.00" if reads[many.id] == reads[few.id] else f"{reads[many.id] / max(1, reads[few.id]):.2f}"
+            ratio = (
+                "1.00" if reads[many.id] == reads[few.id] else f"{reads[many.id] / max(1, reads[few.id]):.2f}"
+            )
             results += [
                 Result(f"{at}: rows evaluated", str(reads[many.id]), str(reads[few.id]), ratio, "<= 1.2"),
                 Result.of(f"{at}: on the emulator", times[many.id], times[few.id], "ms"),

@@ -74,7 +74,10 @@ def test_streaming_goes_through_the_web_adapter_on_every_path_of_the_function(te
     assert variables["AWS_LWA_INVOKE_MODE"] == "response_stream"
     for integration in integrations(made).values():
         assert integration["responseTransferMode"] == "STREAM" and integration["timeoutInMillis"] == 900_000
-        assert "/2021-11-15/functions/${ChatFunction.Arn}/response-streaming-inv" in integration["uri"]["Fn::Sub"]
+        assert (
+            "/2021-11-15/functions/${ChatFunction.Arn}/response-streaming-inv"
+            in integration["uri"]["Fn::Sub"]
+        )
 
 
 def test_without_streaming_nothing_of_it_is_left(template: dict[str, Any]):
@@ -89,14 +92,24 @@ def test_without_streaming_nothing_of_it_is_left(template: dict[str, Any]):
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_the_other_functions_answer_whole_and_api_gateway_may_call_each(template: dict[str, Any], streaming: bool):
+def test_the_other_functions_answer_whole_and_api_gateway_may_call_each(
+    template: dict[str, Any], streaming: bool
+):
     made = resources(template, streaming=streaming)
 
     paths = made["Api"]["Properties"]["Body"]["paths"]
-    others = [m["x-amazon-apigateway-integration"] for p, ms in paths.items() if p not in PATHS for m in ms.values()]
+    others = [
+        m["x-amazon-apigateway-integration"] for p, ms in paths.items() if p not in PATHS for m in ms.values()
+    ]
     assert len(others) > 50 and not any("responseTransferMode" in integration for integration in others)
-    called = {json.dumps(i["uri"]).partition("functions/${")[2].partition(".Arn")[0] for i in others} | {"ChatFunction"}
-    permitted = {r["Properties"]["FunctionName"]["Ref"] for r in made.values() if r["Type"] == "AWS::Lambda::Permission"}
+    called = {json.dumps(i["uri"]).partition("functions/${")[2].partition(".Arn")[0] for i in others} | {
+        "ChatFunction"
+    }
+    permitted = {
+        r["Properties"]["FunctionName"]["Ref"]
+        for r in made.values()
+        if r["Type"] == "AWS::Lambda::Permission"
+    }
     assert called <= permitted
 
 
@@ -114,7 +127,10 @@ def started(state: Path) -> Iterator[str]:
         port = str(taken.getsockname()[1])
     own = json.loads((state / "environment.json").read_text())
     own |= {"LAMBDA_TASK_ROOT": str(ROOT / "functions" / "chat"), "AWS_LWA_PORT": port}
-    own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "layers" / "core")}
+    own |= {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "layers" / "core"),
+    }
     with subprocess.Popen([ROOT / "functions" / "chat" / "run.sh"], env=own) as process:
         try:
             for _ in range(300):  # the adapter asks for `/` until there is any answer
@@ -133,7 +149,10 @@ def test_what_the_web_adapter_starts_streams_token_by_token(stack: Stack):
     body = {"model": "tuneyard/tiny", "messages": [{"role": "user", "content": "Tell me a story."}],
             "stream": True, "max_tokens": 60, "ignore_eos": True}  # fmt: skip
     headers = {"Authorization": f"Bearer {stack.api_key}"}
-    with started(stack.state) as address, httpx.Client(base_url=address, headers=headers, timeout=30) as client:
+    with (
+        started(stack.state) as address,
+        httpx.Client(base_url=address, headers=headers, timeout=30) as client,
+    ):
         client.post("/v1/chat/completions", json=body).raise_for_status()
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             came = [time.monotonic() for line in response.iter_lines() if line.startswith("data:")]

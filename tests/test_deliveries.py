@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import itertools
 import json
+import threading
 import time
 from typing import Any
 
@@ -293,6 +294,51 @@ def test_what_was_just_to_be_held_when_its_webhook_was_enabled_is_sent(
     assert [row["status"] for row in office.history(automation)] == ["succeeded"]
 
 
+def test_many_held_deliveries_are_sent_piece_by_piece_in_their_order(
+    office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deliveries, "PIECE", 3)
+    monkeypatch.setattr(settings(), "webhook_in_flight", 1)
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook, payload='{"alias": "${alias}"}')
+    path = f"/v1/teams/acme/webhooks/{webhook}"
+    api.patch(path, json={"enabled": False})
+    version = office.version()
+    for number in range(8):
+        office.alias(version, f"a{number}")
+        office.run()
+        office.turn(seconds=1)
+    assert {row["status"] for row in office.history(automation)} == {"held"}
+
+    api.patch(path, json={"enabled": True})
+    assert [row["status"] for row in office.history(automation)][::-1] == ["pending"] * 3 + ["held"] * 5
+    office.run(twice=True)
+
+    assert [json.loads(got.body)["alias"] for got in receiver.received] == [f"a{n}" for n in range(8)]
+
+
+def test_many_failed_deliveries_are_recovered_piece_by_piece(
+    office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deliveries, "PIECE", 3)
+    monkeypatch.setattr(settings(), "webhook_schedule", [0])
+    receiver.scripts["/hook"] = [answer(500)] * 8
+    webhook = office.webhook(receiver.url())
+    automation = office.automation(webhook)
+    version, since = office.version(), clock.iso(office.now)
+    for number in range(8):
+        office.alias(version, f"a{number}")
+        office.run()
+        office.turn(seconds=1)
+    assert {row["status"] for row in office.history(automation)} == {"exhausted"}
+
+    answered = api.post(f"/v1/teams/acme/webhooks/{webhook}/recover", json={"since": since}).json()
+    office.run()
+
+    assert answered == {"recovered": 3, "more": True}
+    assert {row["status"] for row in office.history(automation)} == {"succeeded"}
+
+
 def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     office: Office, receiver: Receiver, api: TestClient
 ):
@@ -352,7 +398,7 @@ def test_a_sender_killed_after_the_post_repeats_the_same_id_after_its_lease(
     automation = office.automation(office.webhook(receiver.url()))
     office.alias(office.version(), "x")
     with monkeypatch.context() as patched:
-        patched.setattr(sender, "_record", _killed)
+        patched.setattr(sender._Tour, "_settle", _killed)
         with pytest.raises(Killed):
             _run_once(office)
     (row,) = office.history(automation)
@@ -545,6 +591,73 @@ def test_no_more_than_ten_are_in_flight_and_the_rest_follow_at_once(
     assert table.children(Waiting, webhook, limit=10) == table.children(Slot, webhook, limit=10) == []
 
 
+def test_more_deliveries_of_a_webhook_in_one_call_than_it_has_places_go_one_after_the_other(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settings(), "webhook_in_flight", 2)
+    webhook = office.webhook(receiver.url())
+    automations = [office.automation(webhook) for _ in range(7)]
+    office.alias(office.version(), "x")
+
+    office.run()
+
+    assert len({got.headers["webhook-id"] for got in receiver.received}) == len(receiver.received) == 7
+    assert {office.history(one)[0]["status"] for one in automations} == {"succeeded"}
+    assert table.children(Waiting, webhook, limit=10) == table.children(Slot, webhook, limit=10) == []
+
+
+def test_a_call_whose_deliveries_find_no_place_ends_soon_and_who_holds_the_place_goes_on_with_them(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settings(), "webhook_in_flight", 1)
+    monkeypatch.setattr(settings(), "webhook_seconds", 4.0)
+    receiver.on("/hook", drip(b"", every=0.5))
+    automation = office.automation(office.webhook(receiver.url()))
+    version = office.version()
+    messages = []
+    for number in range(2):
+        office.alias(version, f"a{number}")
+        for message in office.messages(settings().event_queue_url):
+            _match(message)
+        messages += office.messages(settings().delivery_queue_url)
+    first = threading.Thread(target=_send, args=(messages[0],))
+    first.start()
+    while not receiver.received:
+        time.sleep(0.01)
+
+    began = time.monotonic()
+    _send(messages[1])
+    took = time.monotonic() - began
+    assert first.is_alive() and took < 3
+    first.join()
+
+    assert len(receiver.received) == 2
+    assert {row["status"] for row in office.history(automation)} == {"succeeded", "pending"}
+
+
+def test_what_aws_keeps_us_from_sending_comes_back_and_is_sent_then(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    automation = office.automation(office.webhook(receiver.url()))
+    office.alias(office.version(), "x")
+    for message in office.messages(settings().event_queue_url):
+        _match(message)
+    (message,) = office.messages(settings().delivery_queue_url)
+    event = {"Records": [{"messageId": "m", "body": message["Body"]}]}
+    torn = {"messageId": "torn", "body": "{"}
+    module = doors.module("webhook_sender")
+    with monkeypatch.context() as patched:
+        patched.setattr(settings(), "table_name", "elsewhere")
+        assert module.send(event, None) == {"batchItemFailures": [{"itemIdentifier": "m"}]}
+    assert receiver.received == []
+
+    answered = module.send({"Records": [torn, *event["Records"]]}, None)
+
+    assert answered == {"batchItemFailures": [{"itemIdentifier": "torn"}]}
+
+    assert [row["status"] for row in office.history(automation)] == ["succeeded"]
+
+
 def test_a_webhook_that_holds_all_its_places_delays_nobody_else(office: Office, receiver: Receiver):
     slow, fast = office.webhook(receiver.url("/slow")), office.webhook(receiver.url("/fast"))
     office.automation(slow)
@@ -569,20 +682,21 @@ def test_a_batch_with_a_slow_endpoint_in_it_delivers_the_others_at_once(
         _match(message)
     messages = office.messages(settings().delivery_queue_url)
     records = [{"messageId": message["MessageId"], "body": message["Body"]} for message in messages]
-    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
 
-    def settled(self: Any, changes: Any, *more: Any) -> Any:
-        began[self.webhook.url] = time.monotonic() - start
-        return original(self, changes, *more)
+    def recorded(self: Any, results: list[sender.Result]) -> Any:
+        found = original(self, results)
+        ended.update({one.claimed.webhook.url: time.monotonic() - start for one in results})
+        return found
 
-    original, start = sender._settle, time.monotonic()
-    monkeypatch.setattr(sender, "_settle", settled)
+    original, start = sender._Tour._record, time.monotonic()
+    monkeypatch.setattr(sender._Tour, "_record", recorded)
     answered = doors.module("webhook_sender").send({"Records": records}, None)
 
-    assert answered == {"batchItemFailures": []} and len(records) == 5
+    assert answered == {"batchItemFailures": []}
     assert {office.history(one)[0]["status"] for one in fast} == {"succeeded"}
-    slow = began.pop(receiver.url("/slow"))
-    assert len(began) == 4 and max(began.values()) < 5 < slow
+    slow = ended.pop(receiver.url("/slow"))
+    assert len(ended) == 4 and max(ended.values()) < 5 < slow
 
 
 def test_many_automations_on_one_event_are_that_many_deliveries_whoever_is_killed(
@@ -642,6 +756,31 @@ def test_a_blocked_target_is_rejected_at_once(office: Office, receiver: Receiver
     shown = office.delivery(delivery)
     assert shown["status"] == "rejected" and "169.254.169.254" in shown["reason"]
     assert shown["attempts"][0]["outcome"] == "blocked"
+
+
+def test_twenty_deliveries_are_two_messages_and_a_handful_of_calls(
+    office: Office, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+):
+    made = [office.automation(office.webhook(receiver.url(f"/{number}"))) for number in range(20)]
+    office.alias(office.version(), "x")
+    for message in office.messages(settings().event_queue_url):
+        _match(message)
+    messages = office.messages(settings().delivery_queue_url)
+    records = [{"messageId": message["MessageId"], "body": message["Body"]} for message in messages]
+    calls: list[str] = []
+    original = botocore.client.BaseClient._make_api_call
+
+    def counted(self: Any, operation: str, parameters: Any) -> Any:
+        calls.append(operation)
+        return original(self, operation, parameters)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counted)
+    doors.module("webhook_sender").send({"Records": records}, None)
+    made_calls = list(calls)
+
+    assert len(records) == 2 and len(receiver.received) == 20
+    assert {office.history(one)[0]["status"] for one in made} == {"succeeded"}
+    assert len(made_calls) < 20, made_calls
 
 
 @pytest.mark.parametrize("effect", ["before it has an effect", "after it had its effect"])
@@ -708,7 +847,8 @@ def _match(message: dict[str, Any]) -> None:
 
 
 def _send(message: dict[str, Any]) -> None:
-    doors.modules()["webhook_sender"]._send(json.loads(message["Body"]))
+    record = {"messageId": message["MessageId"], "body": message["Body"]}
+    assert doors.modules()["webhook_sender"].send({"Records": [record]}, None) == {"batchItemFailures": []}
 
 
 def _run_once(office: Office) -> None:

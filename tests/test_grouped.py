@@ -53,6 +53,12 @@ def together(work: Any) -> list[Any]:
         return list(pool.map(one, range(20)))
 
 
+def transact(*changes: Any) -> Any:
+    """One transaction: what it failed by, or None."""
+    (found,) = grouped.transact_each([changes])
+    return found
+
+
 def team(number: int, at: int = 0) -> Team:
     return Team(name=f"t{number}", created_at=at)
 
@@ -61,9 +67,9 @@ def test_twenty_transactions_are_two_calls_and_each_fails_for_its_own_reasons(ca
     for number in range(0, 20, 5):
         table._send([table._change(table.Put(team(number, at=7)))])
 
-    def work(number: int) -> None:
+    def work(number: int) -> Any:
         same = table.Check(Team, (f"x{number}",), when=Attr("pk").not_exists())
-        grouped.transact(same, table.Put(team(number), new=True))
+        return transact(same, table.Put(team(number), new=True))
 
     found = together(work)
 
@@ -77,8 +83,8 @@ def test_twenty_transactions_are_two_calls_and_each_fails_for_its_own_reasons(ca
 
 
 def test_changes_of_the_same_record_are_never_in_one_call(calls: list[int]):
-    def work(_: int) -> None:
-        grouped.transact(table.Put(team(0), new=True))
+    def work(_: int) -> Any:
+        return transact(table.Put(team(0), new=True))
 
     found = together(work)
 
@@ -90,9 +96,9 @@ def test_changes_of_the_same_record_are_never_in_one_call(calls: list[int]):
 def test_twenty_reads_are_two_calls_and_name_no_record_twice(calls: list[int]):
     table._send([table._change(table.Put(team(1)))])
 
-    found = together(lambda number: grouped.get_many((Team, ("t1",)), (Team, (f"none{number}",))))
+    found = together(lambda number: grouped.get_each([((Team, ("t1",)), (Team, (f"none{number}",)))]))
 
-    assert found == [[team(1), None]] * 20
+    assert found == [[[team(1), None]]] * 20
     assert len(calls) == 2 and calls[1] <= 20
 
 
@@ -111,9 +117,9 @@ def test_a_call_that_fails_fails_for_all_in_it_and_the_next_one_goes_on(
 
     monkeypatch.setattr(table, "transact", failing)
 
-    found = together(lambda number: grouped.transact(table.Put(team(number))))
+    found = together(lambda number: transact(table.Put(team(number))))
 
     assert sum(came is None for came in found) == 1
     assert sum(isinstance(came, Unreachable) for came in found) == 19
-    grouped.transact(table.Put(team(50)))
+    transact(table.Put(team(50)))
     assert table.get(Team, "t50") == team(50)

@@ -21,7 +21,13 @@ from tuneyard_host.training.adapters import read_adapter
 from tuneyard_host.training.logprobs import of_row
 from tuneyard_host.training.packing import pack
 
-ROLLOUT = {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True, "max_tokens": 24, "n": 6}
+ROLLOUT = {
+    "logprobs": True,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "max_tokens": 24,
+    "n": 6,
+}
 PROMPTS = ["Answer yes, no or maybe.", "Write a line about the sea.", "What is 3 + 4?"]
 
 
@@ -37,16 +43,23 @@ def service(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("adapter", [None, "trained"], ids=["base", "adapter"])
-@pytest.mark.parametrize("sampling", [{"temperature": 1.0}, {"temperature": 0.5, "top_p": 0.8}], ids=["plain", "cut"])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 1.0}, {"temperature": 0.5, "top_p": 0.8}], ids=["plain", "cut"]
+)
 def test_recorded_log_probabilities_are_those_that_the_trainer_computes(
     service: House, base: Base, files: dict[str, bytes], adapter: str | None, sampling: dict[str, Any]
 ) -> None:
-    answers = service.ask_all([(text, {**ROLLOUT, **sampling, "adapter": adapter, "seed": 5}) for text in PROMPTS])
+    answers = service.ask_all(
+        [(text, {**ROLLOUT, **sampling, "adapter": adapter, "seed": 5}) for text in PROMPTS]
+    )
     groups = [
         TrajectoryGroup.model_validate(
             {
                 "trajectories": [
-                    {"messages_and_choices": [{"role": "user", "content": text}, choice], "reward": choice["index"]}
+                    {
+                        "messages_and_choices": [{"role": "user", "content": text}, choice],
+                        "reward": choice["index"],
+                    }
                     for choice in answer["choices"]
                 ]
             }

@@ -76,7 +76,10 @@ def test_two_thousand_at_once_are_all_answered_and_each_rightly(crowded: tuple[H
     kinds = [(f"Question {i % 20}: what is {i % 7} and {i % 11}?", ADAPTERS[i % 5]) for i in range(100)]
     options = {"temperature": 0, "max_tokens": 4}
     expected = house.ask_all([(text, {"adapter": adapter, **options}) for text, adapter in kinds])
-    bodies = [house.body(kinds[i % 100][0], adapter=kinds[i % 100][1], project=f"p{i % 9}", **options) for i in range(2000)]
+    bodies = [
+        house.body(kinds[i % 100][0], adapter=kinds[i % 100][1], project=f"p{i % 9}", **options)
+        for i in range(2000)
+    ]
 
     with Memory() as memory:
         answers = asyncio.run(ask_all(crowded[1], bodies))
@@ -95,12 +98,17 @@ def test_what_does_not_fit_the_queue_is_503_at_once_and_the_rest_is_answered(hou
     with served(house.spec, house.bucket, Limits(rows=8, waiting=100)) as small:
         small.ask("Warm up", max_tokens=1)
         with on_a_socket(small.app) as address:
-            answers = asyncio.run(ask_all(address, [small.body("Hello", max_tokens=20, ignore_eos=True)] * 600))
+            answers = asyncio.run(
+                ask_all(address, [small.body("Hello", max_tokens=20, ignore_eos=True)] * 600)
+            )
 
     answered = [answer for answer in answers if answer.status_code == 200]
     refused = [answer for answer in answers if answer.status_code == 503]
     assert len(answered) + len(refused) == 600 and len(answered) >= 100 and len(refused) >= 100
-    assert all(answer.json()["error"]["code"] == "unavailable" and answer.headers["retry-after"] for answer in refused)
+    assert all(
+        answer.json()["error"]["code"] == "unavailable" and answer.headers["retry-after"]
+        for answer in refused
+    )
     assert {answer.json()["usage"]["completion_tokens"] for answer in answered} == {20}
 
 

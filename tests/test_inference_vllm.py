@@ -133,13 +133,27 @@ def test_the_base_model_answers_under_the_name_that_the_client_used(house: House
 
 def test_every_option_is_spelled_out_and_none_takes_vllms_own_default(house: House):
     house.ask()
-    house.ask(temperature=0.5, top_k=7, seed=3, stop="x", structured_outputs={"choice": ["a"]}, user="ada", tool_choice="auto")
+    house.ask(
+        temperature=0.5,
+        top_k=7,
+        seed=3,
+        stop="x",
+        structured_outputs={"choice": ["a"]},
+        user="ada",
+        tool_choice="auto",
+    )
 
     plain, chosen = house.fake.bodies
     spelled = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "n": 1,
                "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
     assert spelled.items() <= plain.items() and "tools" not in plain and "seed" not in plain
-    wanted = {"temperature": 0.5, "top_k": 7, "seed": 3, "stop": ["x"], "structured_outputs": {"choice": ["a"]}}
+    wanted = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "seed": 3,
+        "stop": ["x"],
+        "structured_outputs": {"choice": ["a"]},
+    }
     assert wanted.items() <= chosen.items() and not {"user", "tool_choice"} & chosen.keys()
 
 
@@ -202,7 +216,9 @@ def test_a_vllm_that_was_started_again_gets_its_adapters_again(house: House):
     assert house.stream(adapter="a0")[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_service_that_was_started_again_takes_over_what_is_loaded(fake: FakeVllm, bucket: Path, tmp_path: Path):
+def test_a_service_that_was_started_again_takes_over_what_is_loaded(
+    fake: FakeVllm, bucket: Path, tmp_path: Path
+):
     with on_a_socket(fake.app) as vllm:
         for names in (["a0", "a1"], ["a1", "a2", "a3"]):
             with service(fake, vllm, bucket, tmp_path) as house:
@@ -233,7 +249,11 @@ def test_usage_is_streamed_when_asked_for_and_counts_all_choices(house: House):
     *chunks, last = house.stream("Hello there", n=2, stream_options=options)
     plain = house.stream("Hello there", stream_options={"include_usage": True})
 
-    assert last["usage"] == chunks[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+    assert (
+        last["usage"]
+        == chunks[-1]["usage"]
+        == {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+    )
     assert [chunk["usage"] for chunk in plain[:-1]] == [None] * (len(plain) - 1)
     assert plain[-1]["choices"] == [] and plain[-1]["usage"]["completion_tokens"] == 5
 
@@ -300,7 +320,9 @@ def test_an_error_in_mid_stream_is_an_event_in_our_form(house: House):
 
 
 @pytest.mark.parametrize("adapter", [None, "a0"])
-def test_a_client_that_hangs_up_ends_its_request_at_vllm_and_what_it_used_is_booked(house: House, adapter: str | None):
+def test_a_client_that_hangs_up_ends_its_request_at_vllm_and_what_it_used_is_booked(
+    house: House, adapter: str | None
+):
     house.fake.pause = 0.02
     body = house.body("three words here", adapter, stream=True, max_tokens=60)
     with house.client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -343,7 +365,10 @@ def test_what_is_used_is_booked_once_per_request(house: House):
 def test_a_service_in_front_of_vllm_alone_needs_no_torch():
     code = "import sys, tuneyard_host.inference.service, tuneyard_host.inference.vllm.server as _; print('torch' in sys.modules)"
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 def test_answers_of_a_vllm_before_nested_errors_are_read_too():

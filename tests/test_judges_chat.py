@@ -46,7 +46,12 @@ def client(stack: Stack) -> Iterator[openai.OpenAI]:
 def test_the_stream_helper_tells_the_story_and_ends_with_the_whole_answer(client: openai.OpenAI):
     kinds, text = [], ""
     with client.chat.completions.stream(
-        model="tuneyard/tiny", messages=ASK, max_tokens=8, temperature=0, logprobs=True, stream_options={"include_usage": True}
+        model="tuneyard/tiny",
+        messages=ASK,
+        max_tokens=8,
+        temperature=0,
+        logprobs=True,
+        stream_options={"include_usage": True},
     ) as stream:
         for event in stream:
             kinds.append(event.type)
@@ -179,7 +184,12 @@ def test_langchain_answers_streams_calls_tools_and_structures(stack: Stack, monk
     from langchain_openai import ChatOpenAI
 
     chat = ChatOpenAI(
-        model="tuneyard/tiny", base_url=stack.inference_url, api_key=stack.api_key, temperature=0, max_tokens=60, max_retries=0
+        model="tuneyard/tiny",
+        base_url=stack.inference_url,
+        api_key=stack.api_key,
+        temperature=0,
+        max_tokens=60,
+        max_retries=0,
     )
     whole = chat.invoke("Answer yes, no or maybe.")
     pieces = list(chat.stream("Answer yes, no or maybe."))
@@ -189,7 +199,10 @@ def test_langchain_answers_streams_calls_tools_and_structures(stack: Stack, monk
 
     assert "".join(piece.text for piece in pieces) == whole.text
     assert whole.usage_metadata["output_tokens"] > 0
-    assert called.tool_calls[0]["name"] == "GetWeather" and called.tool_calls[0]["args"]["city"] in ("Berlin", "Paris")
+    assert called.tool_calls[0]["name"] == "GetWeather" and called.tool_calls[0]["args"]["city"] in (
+        "Berlin",
+        "Paris",
+    )
     assert isinstance(shaped, Verdict)
     assert len(told.response_metadata["logprobs"]["content"]) == told.usage_metadata["output_tokens"]
     with pytest.raises(openai.NotFoundError):

@@ -55,7 +55,9 @@ def test_any_metadata_round_trips(metadata: dict[str, Any]):
             assert got == "" if value is None else json.loads(got) == value
 
 
-PARTS = st.sampled_from(["${alias}", "${tag}", "${artifact_metadata.k}", "${KEY}", "${ACCESS_TOKEN}", "$", "}", '"'])
+PARTS = st.sampled_from(
+    ["${alias}", "${tag}", "${artifact_metadata.k}", "${KEY}", "${ACCESS_TOKEN}", "$", "}", '"']
+)
 FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{"), max_size=20)
 TEMPLATES = st.dictionaries(
     FIELDS,
@@ -66,7 +68,9 @@ TEMPLATES = st.dictionaries(
     ),
     max_size=5,
 )
-HOSTILE = TEXT | st.sampled_from(['","admin":true,"x":"', "\\", "\0\u2028", "${KEY}", "$${", "]}", "\u202e🚀"])
+HOSTILE = TEXT | st.sampled_from(
+    ['","admin":true,"x":"', "\\", "\0\u2028", "${KEY}", "$${", "]}", "\u202e🚀"]
+)
 
 
 def filled(node: Any, values: dict[str, str]) -> Any:

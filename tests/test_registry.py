@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import botocore.client
 import pytest
 from fastapi.testclient import TestClient
 
@@ -270,6 +271,29 @@ def test_lists_come_in_pages_and_refuse_an_unknown_place(api: TestClient):
         for row in api.get(f"{DATA}/versions", params={"limit": 3, "order": "desc"}).json()["data"]
     ]
     assert tags == [["t4"], ["t3"], ["t2"]]
+
+
+def test_a_link_goes_with_all_its_names_at_once(
+    api: TestClient, model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    api.post(f"{DATA}/versions", json={})
+    api.post(f"{DATA}/versions/0/links", json={"registry": "r", "collection": "c"})
+    link = "/v1/registries/r/collections/c/versions/0"
+    assert api.put(f"{link}/aliases/production").status_code == 200
+    assert api.put(f"{link}/tags/good").status_code == 200
+    calls: list[str] = []
+    original = botocore.client.BaseClient._make_api_call
+
+    def noted(self: Any, operation: str, parameters: Any) -> Any:
+        calls.append(operation)
+        return original(self, operation, parameters)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", noted)
+    assert api.delete(link).status_code == 200
+
+    assert [one for one in calls if one not in ("GetItem", "Query", "BatchGetItem")] == ["TransactWriteItems"]
+    assert api.get(link).status_code == 404
+    assert api.get(f"{DATA}/versions/0").json()["links"] == []
 
 
 def test_another_teams_artifacts_and_runs_are_404(

@@ -135,7 +135,9 @@ def test_another_teams_things_are_404_and_cannot_be_used(
 
     theirs = requests_of("teams", "automations", **things, **names, team="acme")
     as_mine = requests_of("automations", **things, team="rivals")
-    as_mine += [("DELETE", f"/v1/teams/rivals/{one}") for one in ("members/ada", f"api-keys/{key_id}", "secrets/S")]
+    as_mine += [
+        ("DELETE", f"/v1/teams/rivals/{one}") for one in ("members/ada", f"api-keys/{key_id}", "secrets/S")
+    ]
     for method, path in [*theirs, *(one for one in as_mine if webhook in one[1] or one[0] == "DELETE")]:
         answer = api.request(method, path, json=None if method == "GET" else {}, headers=stranger)
         assert (answer.status_code, method, path) == (404, method, path)

@@ -84,7 +84,9 @@ def by(command: list[str], *, cwd: Path) -> Callable[[bytes, dict[str, str], str
 
     def is_ours(body: bytes, headers: dict[str, str], secret: str) -> bool:
         told = {"body": base64.b64encode(body).decode(), "headers": headers, "secret": secret}
-        ran = subprocess.run(command, cwd=cwd, input=json.dumps(told), capture_output=True, text=True, check=False)
+        ran = subprocess.run(
+            command, cwd=cwd, input=json.dumps(told), capture_output=True, text=True, check=False
+        )
         assert ran.stdout in ("true\n", "false\n"), ran.stderr
         return ran.stdout == "true\n"
 
@@ -127,7 +129,9 @@ def test_the_go_of_the_guide_takes_what_we_sign_and_nothing_else(tmp_path: Path)
     (tmp_path / "main.go").write_text(GO)
     (tmp_path / "go.mod").write_text("module guide\n\ngo 1.21\n")
     program = str(tmp_path / "guide")
-    built = subprocess.run(["go", "build", "-o", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    built = subprocess.run(
+        ["go", "build", "-o", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert built.returncode == 0, built.stderr
 
     check(by([program], cwd=tmp_path))

@@ -165,7 +165,14 @@ def test_a_new_checkpoint_reaches_github_slack_and_a_signed_endpoint(customer: C
     assert json.loads(customer.arrived("/state")[0].body)["data"]["run_id"] == model["run_id"]
     assert json.loads(customer.arrived("/metric")[0].body)["data"]["metric_name"] == "gradient_step/loss"
 
-    for got in (first, second, slack, plain, *customer.receiver.at("/state"), *customer.receiver.at("/metric")):
+    for got in (
+        first,
+        second,
+        slack,
+        plain,
+        *customer.receiver.at("/state"),
+        *customer.receiver.at("/metric"),
+    ):
         assert Verifier(customer.secrets["SIGNING"]).verify(got.body, got.headers) == json.loads(got.body)
         expected = hmac.new(b"hush hush", got.body, hashlib.sha256).hexdigest()
         assert got.headers["x-service-signature"] == expected
@@ -230,7 +237,11 @@ def test_many_automations_on_one_event_are_as_many_deliveries_whoever_is_killed(
     rows: list[dict[str, Any]] = []
 
     def finished() -> bool:
-        rows[:] = [row for hook in hooks for row in customer.every(f"/v1/teams/{customer.team}/webhooks/{hook}/deliveries")]
+        rows[:] = [
+            row
+            for hook in hooks
+            for row in customer.every(f"/v1/teams/{customer.team}/webhooks/{hook}/deliveries")
+        ]
         return len(rows) >= MANY and {row["status"] for row in rows} == {"succeeded"}
 
     until(finished, seconds=300)

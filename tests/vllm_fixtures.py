@@ -44,10 +44,19 @@ class FakeVllm:
         self.app = _app(self)
 
     def card(self, name: str, parent: str | None) -> dict[str, Any]:
-        return {"id": name, "object": "model", "owned_by": "vllm", "root": name, "parent": parent, "max_model_len": CONTEXT}
+        return {
+            "id": name,
+            "object": "model",
+            "owned_by": "vllm",
+            "root": name,
+            "parent": parent,
+            "max_model_len": CONTEXT,
+        }
 
 
-def refused(status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> JSONResponse:
+def refused(
+    status: int, message: str, kind: str = "BadRequestError", param: str | None = None
+) -> JSONResponse:
     error = {"message": message, "type": kind, "param": param, "code": status}
     return JSONResponse({"error": error}, status)
 
@@ -104,7 +113,9 @@ def _app(fake: FakeVllm) -> FastAPI:
         if body.get("tools") == []:
             return refused(400, "`tools` must not be an empty array.", param="tools")
         if body.get("stream_options") and not body.get("stream"):
-            return refused(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
+            return refused(
+                400, "Stream options can only be defined when `stream=True`.", param="stream_options"
+            )
         said = body["messages"][-1]["content"]
         read = len(said.split())
         if read > CONTEXT:
@@ -142,7 +153,12 @@ def _choice(body: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
     """What is told of tokens, in an answer and in a chunk alike."""
     as_ids = body.get("return_tokens_as_token_ids")
     content = [
-        {"token": f"token_id:{t}" if as_ids else WORDS[t], "logprob": -0.5, "bytes": list(WORDS[t].encode()), "top_logprobs": []}
+        {
+            "token": f"token_id:{t}" if as_ids else WORDS[t],
+            "logprob": -0.5,
+            "bytes": list(WORDS[t].encode()),
+            "top_logprobs": [],
+        }
         for t in tokens
     ]
     return {
@@ -155,7 +171,11 @@ def _whole(body: dict[str, Any], read: int) -> dict[str, Any]:
     choices = []
     for i in range(body["n"]):
         tokens = _tokens(body, i)
-        message: dict[str, Any] = {"role": "assistant", "content": " ".join(WORDS[t] for t in tokens), "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": " ".join(WORDS[t] for t in tokens),
+            "refusal": None,
+        }
         if isinstance(body.get("tool_choice"), dict):
             name = body["tool_choice"]["function"]["name"]
             call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": "{}"}}
@@ -176,7 +196,9 @@ async def _stream(fake: FakeVllm, body: dict[str, Any], read: int) -> AsyncItera
 
     def event(index: int, written: int, **choice: Any) -> str:
         told = {k: v for k, v in {"index": index, **choice}.items() if v is not None}
-        usage = {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}}
+        usage = {
+            "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        }
         return f"data: {json.dumps(frame | {'choices': [told]} | (usage if running else {}))}\n\n"
 
     ended = False
@@ -187,7 +209,12 @@ async def _stream(fake: FakeVllm, body: dict[str, Any], read: int) -> AsyncItera
         tokens = [_tokens(body, i) for i in count]
         for at in range(len(tokens[0])):
             if body["messages"][-1]["content"] == "break" and at == 2:
-                error = {"message": "EngineCore died", "type": "InternalServerError", "param": None, "code": 500}
+                error = {
+                    "message": "EngineCore died",
+                    "type": "InternalServerError",
+                    "param": None,
+                    "code": 500,
+                }
                 yield f"data: {json.dumps({'error': error})}\n\n"
                 break
             await asyncio.sleep(fake.pause)
@@ -196,7 +223,9 @@ async def _stream(fake: FakeVllm, body: dict[str, Any], read: int) -> AsyncItera
                 text = ("" if at == 0 else " ") + WORDS[tokens[i][at]]
                 text = "x" * 300_000 if body["messages"][-1]["content"] == "long" else text
                 told = _choice(body, tokens[i][at : at + 1])
-                yield event(i, at + 1, delta={"content": text}, finish_reason="length" if last else None, **told)
+                yield event(
+                    i, at + 1, delta={"content": text}, finish_reason="length" if last else None, **told
+                )
         else:
             written = sum(map(len, tokens))
             usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

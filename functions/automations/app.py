@@ -226,9 +226,10 @@ def list_webhook_deliveries(
 
 @router.post(_WEBHOOKS + "/{webhook_id}/recover")
 def recover_webhook(body: Recover, webhook: OneWebhook, caller: Admin) -> dict[str, Any]:  # noqa: ARG001
-    """Send again what failed for good since a moment at most 14 days ago."""
+    """Send again what failed for good since a moment at most 14 days ago; where there is ``more``, it follows."""
     since = round(body.since.timestamp() * 1000)
-    return {"recovered": deliveries.recover(webhook, since=since, now=clock.now_ms())}
+    recovered, more = deliveries.recover(webhook, since=since, now=clock.now_ms())
+    return {"recovered": recovered, "more": more}
 
 
 @router.get("/deliveries/{delivery_id}")

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tuneyard import clock, deliveries, matcher, sender, web, workers
-from tuneyard.queues import Ring
+from tuneyard.queues import Ring, heard
 from tuneyard.table import Place
 
 
 def match(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
-    """Match events, and further pages of events, with automations."""
-    return _each(event, _match)
+    """Match events with automations, a page at a time, and send again what many were asked for, a piece at a time."""
+    failed: dict[str, Exception] = {}
+    for record in event["Records"]:
+        try:
+            _match(json.loads(record["body"]))
+        except Exception as error:
+            failed[record["messageId"]] = error
+    return _left(failed)
 
 
 def send(event: dict[str, Any], context: object) -> dict[str, Any]:  # noqa: ARG001
     """Send deliveries that are due, side by side, so that a slow endpoint holds up its own alone."""
-    if len(event["Records"]) == 1:
-        return _each(event, _send)
-    with ThreadPoolExecutor(len(event["Records"])) as pool:
-        return _each(event, _send, pool.map)
+    rings: dict[str, list[Ring]] = {}
+    failed: dict[str, Exception] = {}
+    for record in event["Records"]:
+        try:
+            rings[record["messageId"]] = heard(record["body"])
+        except Exception as error:
+            failed[record["messageId"]] = error
+    wrong = sender.send(*itertools.chain(*rings.values()), now=clock.now_ms())
+    return _left(failed | {id: wrong[ring] for id, some in rings.items() for ring in some if ring in wrong})
 
 
 def sweep(event: dict[str, Any], context: object) -> None:  # noqa: ARG001
@@ -36,26 +46,16 @@ def _match(body: dict[str, Any]) -> None:
         matcher.match(body["detail"]["id"], now=clock.now_ms())
         return
     after = Place(*body["after"]) if body["after"] else None
+    if "webhook_id" in body:
+        deliveries.go_on(
+            body["webhook_id"], since=body["since"], after=Place(*body["after"]), now=clock.now_ms()
+        )
+        return
     matcher.match(body["event_id"], now=clock.now_ms(), scope=body["scope"], after=after)
 
 
-def _send(body: dict[str, Any]) -> None:
-    sender.send(Ring(**body), now=clock.now_ms())
-
-
-def _each(
-    event: dict[str, Any], work: Callable[[dict[str, Any]], None], over: Callable[..., Iterable[bool]] = map
-) -> dict[str, Any]:
-    """Work on each message; one that fails by a bug of ours comes back, and at last goes to the dead letters."""
-
-    def well(record: dict[str, Any]) -> bool:
-        try:
-            work(json.loads(record["body"]))
-        except Exception:
-            web.logger.exception("message failed", message_id=record["messageId"])
-            return False
-        return True
-
-    records = event["Records"]
-    failed = [record for record, good in zip(records, over(well, records), strict=True) if not good]
-    return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in failed]}
+def _left(failed: dict[str, Exception]) -> dict[str, Any]:
+    """Messages that failed by a bug of ours, or since AWS did: they come back, and at last go to the dead letters."""
+    for id, error in failed.items():
+        web.logger.error("message failed", message_id=id, exc_info=error)
+    return {"batchItemFailures": [{"itemIdentifier": id} for id in failed]}

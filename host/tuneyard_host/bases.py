@@ -50,7 +50,9 @@ def load(spec: BaseModelSpec) -> Base:
             source, revision=spec.revision, dtype=dtype, **_quantized(spec, dtype, device)
         )
     except ImportError as error:
-        raise TrainingError(f"The base model {spec.id!r} is in nf4: pip install 'tuneyard[qlora]'.") from error
+        raise TrainingError(
+            f"The base model {spec.id!r} is in nf4: pip install 'tuneyard[qlora]'."
+        ) from error
     except (OSError, ValueError) as error:
         raise TrainingError(
             f"The base model {spec.id!r} cannot be loaded from {spec.source!r}: {error}"

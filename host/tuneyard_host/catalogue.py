@@ -40,9 +40,7 @@ def markdown() -> str:
     """The catalogue, between two marks."""
     parts = [_START]
     for example in _examples():
-        event = example.event.model_copy(
-            update={"id": _EVENT, "created_at": _WHEN}
-        )
+        event = example.event.model_copy(update={"id": _EVENT, "created_at": _WHEN})
         body = json.loads(payloads.render(None, event, example.values, {}))
         parts += [
             f"### `{event.type.value}`",

@@ -35,7 +35,9 @@ class Client:
 
     def create_model(self, project: str, name: str) -> tuple[str, str]:
         """Make a model on ``tuneyard/tiny``; its id, and the name under which it chats."""
-        model = self._post("/v1/preview/models", {"project": project, "name": name, "base_model": "tuneyard/tiny"})
+        model = self._post(
+            "/v1/preview/models", {"project": project, "name": name, "base_model": "tuneyard/tiny"}
+        )
         return model["id"], f"wandb-artifact:///{model['entity']}/{model['project']}/{model['name']}"
 
     def chat(self, model: str, messages: list[Message], **options: Any) -> list[dict[str, Any]]:
@@ -91,5 +93,7 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
             told = answer.json()["error"]["message"]
         except (ValueError, KeyError):
             told = answer.text[:200]
-        raise ApiFailed(f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {told}")
+        raise ApiFailed(
+            f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {told}"
+        )
     return dict(answer.json())

@@ -52,21 +52,32 @@ def draw(rewards: list[float], spread: list[list[float]], target: float, file: P
     import matplotlib.pyplot as plt
 
     mpl.rcParams |= {"font.family": "DejaVu Sans", "axes.spines.top": False, "axes.spines.right": False}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), dpi=150, width_ratios=[3, 2], layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 4), dpi=150, width_ratios=[3, 2], layout="constrained"
+    )
     steps = range(len(rewards))
     left.axhline(target, color="#9aa5b1", linestyle=(0, (4, 4)), linewidth=1)
-    left.annotate(f"goal {target:g}", (0, target), (0, 4), textcoords="offset points", color="#697586", fontsize=9)
-    left.plot(steps, rewards, color="#0b7285", linewidth=2.4, marker="o", markersize=6, markerfacecolor="white")
+    left.annotate(
+        f"goal {target:g}", (0, target), (0, 4), textcoords="offset points", color="#697586", fontsize=9
+    )
+    left.plot(
+        steps, rewards, color="#0b7285", linewidth=2.4, marker="o", markersize=6, markerfacecolor="white"
+    )
     left.set(xlabel="checkpoint (one RL job each)", ylabel="mean reward of 64 rollouts", ylim=(None, 1.02))
     left.xaxis.get_major_locator().set_params(integer=True)
     left.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     left.set_title("Mean reward", loc="left", fontweight="bold")
-    names, colours = ("maybe · 1", "no · 0.75", "yes · 0.5", "else · 0"), ("#0b7285", "#66a5ad", "#c4dfe6", "#e4e7eb")
+    names, colours = (
+        ("maybe · 1", "no · 0.75", "yes · 0.5", "else · 0"),
+        ("#0b7285", "#66a5ad", "#c4dfe6", "#e4e7eb"),
+    )
     right.stackplot(steps, list(zip(*spread, strict=True)), labels=names, colors=colours)
     right.set(xlabel="checkpoint", ylim=(0, 1), xlim=(0, max(len(rewards) - 1, 1)))
     right.xaxis.get_major_locator().set_params(integer=True)
     right.yaxis.set_major_formatter("{x:.0%}")
-    right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, handlelength=1)
+    right.legend(
+        frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, handlelength=1
+    )
     right.set_title("What it answers", loc="left", fontweight="bold")
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.12, wspace=0.04)
     figure.suptitle("Reinforcement learning: “answer yes, no or maybe”", x=0.016, ha="left", fontsize=13)

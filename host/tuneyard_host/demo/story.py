@@ -52,8 +52,12 @@ def reinforce(client: Client, name: str, picture: Path) -> None:
             show.follow(f"RL job {job + 1}", client.events(client.train(model_id, groups, {})))
     show.draw(rewards, answers, GOAL, picture)
     if rewards[-1] <= GOAL:
-        raise LocalError(f"The mean reward is {rewards[-1]:.3f} after {MOST_JOBS} jobs, and was to be above {GOAL}.")
-    console.print(f"  above {GOAL} after {len(rewards) - 1} jobs; each made a checkpoint, and it answers at once\n")
+        raise LocalError(
+            f"The mean reward is {rewards[-1]:.3f} after {MOST_JOBS} jobs, and was to be above {GOAL}."
+        )
+    console.print(
+        f"  above {GOAL} after {len(rewards) - 1} jobs; each made a checkpoint, and it answers at once\n"
+    )
 
 
 def rollouts(client: Client, model: str) -> list[dict[str, Any]]:
@@ -77,12 +81,16 @@ def teach(client: Client, name: str) -> None:
     )
     known = sum(after[question] == taught for question, taught in tasks.FACTS.items())
     if known < len(tasks.FACTS):
-        raise LocalError(f"The model answers {known} of {len(tasks.FACTS)} questions as it was taught, and not all.")
+        raise LocalError(
+            f"The model answers {known} of {len(tasks.FACTS)} questions as it was taught, and not all."
+        )
 
 
 def answers(client: Client, model: str) -> dict[str, str]:
     """The model's surest answer to each question."""
-    asked = client.chats(model, [tasks.ask(question) for question in tasks.FACTS], temperature=0, max_tokens=32)
+    asked = client.chats(
+        model, [tasks.ask(question) for question in tasks.FACTS], temperature=0, max_tokens=32
+    )
     texts = [choices[0]["message"]["content"].strip() for choices in asked]
     return dict(zip(tasks.FACTS, texts, strict=True))
 

@@ -22,22 +22,35 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
     from mypy_boto3_sqs.type_defs import MessageTypeDef
 
+AT_WORK, WAITING_SECONDS = 4, 1.0
+"""Calls that may work at the same time; one that takes longer waits for somebody's endpoint and no longer counts."""
+BATCH = 3
+"""Messages that one call of the sender gets, each of which rings for up to ten deliveries."""
+_DELETED = 10
+"""Messages that one call deletes."""
 Handler = Callable[[dict[str, Any], Any], dict[str, Any]]
 logger = logging.getLogger("tuneyard.consumers")
 
 
 class Consumer:
-    """Takes messages from one queue, at most ``most`` in hand, each as a batch of one; failures stay in the queue.
+    """Takes messages from one queue, in at most ``most`` calls of its handler, each of at most ``batch`` messages.
 
-    A message comes back after ``hidden`` seconds when we are killed with it in hand.
+    Failures stay in the queue. A message comes back after ``hidden`` seconds when we are killed with it in hand.
     """
 
-    def __init__(self, queue_url: str, handler: Handler, *, most: int, hidden: int) -> None:
-        self.queue_url, self.handler, self.most, self.hidden = queue_url, handler, most, hidden
-        self._places = threading.Semaphore(most)
+    def __init__(self, queue_url: str, handler: Handler, *, most: int, hidden: int, batch: int = 1) -> None:
+        self.queue_url, self.handler, self.most, self.hidden, self.batch = (
+            queue_url,
+            handler,
+            most,
+            hidden,
+            batch,
+        )
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
-        self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=most + 1))
-        self._stopped = threading.Event()
+        self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=4))
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._calls: dict[int, float] = {}
+        """When each call in hand began."""
         self._done: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._receive, daemon=True)
 
@@ -51,50 +64,62 @@ class Consumer:
         self._thread.join()
         self._pool.shutdown(wait=False)
         until = time.monotonic() + patience
-        for _ in range(self.most):
-            self._places.acquire(timeout=max(0.0, until - time.monotonic()))
-        while not self._done.empty():
-            self._delete_done()
+        while self._calls and time.monotonic() < until:
+            self._ended.wait(0.05)
+            self._ended.clear()
+        self._delete_done(least=1)
 
     def _receive(self) -> None:
+        number, least = 0, 1
         while not self._stopped.is_set():
-            self._places.acquire()
-            places = 1
-            while places < 10 and self._places.acquire(blocking=False):
-                places += 1
             try:
-                self._delete_done()
-                for message in self._next(places):
-                    self._pool.submit(self._work, message)
-                    places -= 1
+                self._delete_done(least)
+                if not self._has_room():
+                    self._ended.wait(0.05)
+                    self._ended.clear()
+                    continue
+                messages = self._next()
+                least = _DELETED if len(messages) == self.batch else 1
+                if messages:
+                    number += 1
+                    self._calls[number] = time.monotonic()
+                    self._pool.submit(self._work, number, messages)
             except Exception:
                 logger.exception("queue cannot be read")
                 self._stopped.wait(1)
-            for _ in range(places):
-                self._places.release()
 
-    def _next(self, most: int) -> list[MessageTypeDef]:
+    def _has_room(self) -> bool:
+        began = list(self._calls.values())
+        at_work = sum(time.monotonic() - one < WAITING_SECONDS for one in began)
+        return len(began) < self.most and at_work < AT_WORK
+
+    def _next(self) -> list[MessageTypeDef]:
         answer = self._client.receive_message(
             QueueUrl=self.queue_url,
-            MaxNumberOfMessages=most,
+            MaxNumberOfMessages=self.batch,
             WaitTimeSeconds=1,
             VisibilityTimeout=self.hidden,
         )
         return answer.get("Messages", [])
 
-    def _delete_done(self) -> None:
-        """Take ten messages that were worked on off the queue; one that stays comes back, which does no harm."""
+    def _delete_done(self, least: int) -> None:
+        """Take messages that were worked on off the queue, when there are enough; one that stays does no harm."""
         with suppress(Empty):
-            while receipts := [self._done.get_nowait() for _ in range(min(10, self._done.qsize()))]:
+            while self._done.qsize() >= least:
+                receipts = [self._done.get_nowait() for _ in range(min(_DELETED, self._done.qsize()))]
                 entries: Any = [{"Id": str(n), "ReceiptHandle": one} for n, one in enumerate(receipts)]
                 self._client.delete_message_batch(QueueUrl=self.queue_url, Entries=entries)
 
-    def _work(self, message: MessageTypeDef) -> None:
+    def _work(self, number: int, messages: list[MessageTypeDef]) -> None:
         try:
-            record = {"messageId": message["MessageId"], "body": message["Body"]}
-            if not self.handler({"Records": [record]}, None)["batchItemFailures"]:
-                self._done.put(message["ReceiptHandle"])
+            records = [{"messageId": one["MessageId"], "body": one["Body"]} for one in messages]
+            failures = self.handler({"Records": records}, None)["batchItemFailures"]
+            failed = {failure["itemIdentifier"] for failure in failures}
+            for one in messages:
+                if one["MessageId"] not in failed:
+                    self._done.put(one["ReceiptHandle"])
         except Exception:
-            logger.exception("message failed")
+            logger.exception("messages failed")
         finally:
-            self._places.release()
+            del self._calls[number]
+            self._ended.set()

@@ -9,7 +9,7 @@ import threading
 
 from tuneyard.settings import settings
 from tuneyard_host.local import doors
-from tuneyard_host.local.consumers import Consumer
+from tuneyard_host.local.consumers import BATCH, Consumer
 
 MATCHERS, SENDERS, SWEEP_SECONDS, SECONDS_TO_FINISH = 4, 64, 2.0, 2.0
 """Of the senders one webhook never holds more than ``webhook_in_flight``, so that six dead endpoints delay nobody."""
@@ -26,7 +26,7 @@ def serve() -> None:
     module = doors.module("webhook_sender")
     consumers = [
         Consumer(settings().event_queue_url, module.match, most=MATCHERS, hidden=15),
-        Consumer(settings().delivery_queue_url, module.send, most=SENDERS, hidden=60),
+        Consumer(settings().delivery_queue_url, module.send, most=SENDERS, hidden=60, batch=BATCH),
     ]
     for consumer in consumers:
         consumer.start()

@@ -147,7 +147,9 @@ class _Stack:
     ) -> None:  # fmt: skip
         fd = None if listener is None else listener.fileno()
         command = [name, *map(str, arguments)]
-        self.supervisor.add(Child(name, command, self.folder.logs / f"{name}.log", settings, preload, fd, threads))
+        self.supervisor.add(
+            Child(name, command, self.folder.logs / f"{name}.log", settings, preload, fd, threads)
+        )
 
 
 @contextmanager

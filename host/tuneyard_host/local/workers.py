@@ -56,9 +56,7 @@ def infer(host: str, port: int, fd: int | None) -> None:
 
     own, ledger = settings(), usage.Ledger()
     meter = Meter(per_key=own.key_concurrency, per_project=own.project_concurrency, book=ledger.book)
-    app = create_app(
-        own.base_models, blobs.get, own.engine_token, meter=meter, vllm_api_key=own.vllm_api_key
-    )
+    app = create_app(own.base_models, blobs.get, own.engine_token, meter=meter, vllm_api_key=own.vllm_api_key)
     app.include_router(planning.router)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=3, timeout_keep_alive=75

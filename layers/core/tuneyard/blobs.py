@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -12,13 +11,14 @@ from botocore.exceptions import ClientError
 
 from tuneyard import ids
 from tuneyard.errors import NotFound
+from tuneyard.once import Once
 from tuneyard.settings import settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
-@lru_cache
+@Once
 def _client() -> S3Client:
     return boto3.client("s3", config=Config(signature_version="s3v4", s3={"addressing_style": "path"}))
 

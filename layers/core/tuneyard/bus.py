@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import boto3
 
+from tuneyard.once import Once
 from tuneyard.records import ArtifactEvent
 from tuneyard.settings import settings
 
@@ -20,7 +20,7 @@ class NotPublished(Exception):
     """The bus took the call and refused an entry; the event row stays unpublished and the sweep tries again."""
 
 
-@lru_cache
+@Once
 def _client() -> EventBridgeClient:
     return boto3.client("events")
 

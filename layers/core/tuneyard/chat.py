@@ -142,7 +142,9 @@ async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[aiohttp.Cli
 
 
 def _trained_entry(model: Model) -> dict[str, Any]:
-    return _entry(f"{models.SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000)
+    return _entry(
+        f"{models.SCHEME}{model.collection}", model.entity, model.base_model, model.created_at // 1000
+    )
 
 
 def _entry(name: str, owner: str, root: str, created: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from boto3.dynamodb.conditions import Attr
 
-from tuneyard import clock, payloads, queues, table
+from tuneyard import clock, grouped, payloads, queues, table
 from tuneyard.errors import Conflict, Invalid, NotFound
 from tuneyard.records import ArtifactEvent, Identity
 from tuneyard.webhook_records import SHARDS, Attempt, Automation, Delivery, DeliveryStatus, Outcome, Webhook
@@ -18,6 +18,8 @@ from tuneyard.webhook_records import SHARDS, Attempt, Automation, Delivery, Deli
 KEPT_MS = 30 * 24 * 3_600_000
 RECOVERABLE_MS = 14 * 24 * 3_600_000
 MOST_UNKNOWNS = 8
+PIECE = 200
+"""Deliveries that one call looks at when many are sent again."""
 _OVERDUE_MS = 60_000
 _AHEAD_MS = 60_000
 _RECOVERED = (
@@ -126,31 +128,44 @@ def redeliver(delivery: Delivery, webhook: Webhook | None, *, now: int) -> Deliv
     return after
 
 
-def release(webhook: Webhook, *, now: int) -> int:
-    """Send what was held while the webhook was disabled; how many there were."""
-    released = 0
-    after: table.Place | None = None
-    while held := table.listed(Delivery, "due", webhook.id, after=after, limit=100):
-        for delivery in held:
-            released += make_due(delivery, now=now, reason=None) is not None
-        after = table.Place(held[-1].created_at, held[-1].id)
-    return released
+def release(webhook: Webhook, *, now: int, after: table.Place | None = None) -> int:
+    """Send what was held while the webhook was disabled, a piece of it now; how many there were in the piece.
+
+    The next piece is asked for first, so that nothing can be left out.
+    """
+    held = table.listed(Delivery, "due", webhook.id, after=after, limit=PIECE + 1)
+    if len(held) > PIECE:
+        queues.send_piece(webhook.id, since=None, after=_place(held[PIECE - 1]))
+    return _make_due_each(held[:PIECE], now=now, reason=None)
 
 
-def recover(webhook: Webhook, *, since: int, now: int) -> int:
-    """Send at once all that failed since a moment at most 14 days ago; how many there were."""
-    if not now - RECOVERABLE_MS <= since <= now:
+def recover(webhook: Webhook, *, since: int, now: int, after: table.Place | None = None) -> tuple[int, bool]:
+    """Send at once all that failed since a moment at most 14 days ago, a piece of it now.
+
+    How many there were in the piece, and whether there is more, which was asked for first.
+    """
+    if after is None and not now - RECOVERABLE_MS <= since <= now:
         raise Invalid("Deliveries can be recovered for at most 14 days back.", param="since")
     if not webhook.enabled:
         raise Conflict(f"The webhook {webhook.name!r} is disabled. Enable it first.")
-    lost = Attr("status").is_in([status.value for status in _RECOVERED])
-    after = table.Place(since - 1, "~")
-    recovered = 0
-    while found := table.listed(Delivery, "by_webhook", webhook.id, after=after, limit=100, only=lost):
-        for delivery in found:
-            recovered += make_due(delivery, now=now, **_AFRESH) is not None
-        after = table.Place(found[-1].created_at, found[-1].id)
-    return recovered
+    after = after or table.Place(since - 1, "~")
+    found = table.listed(Delivery, "by_webhook", webhook.id, after=after, limit=PIECE + 1)
+    more = len(found) > PIECE
+    if more:
+        queues.send_piece(webhook.id, since=since, after=_place(found[PIECE - 1]))
+    lost = [delivery for delivery in found[:PIECE] if delivery.status in _RECOVERED]
+    return _make_due_each(lost, now=now, **_AFRESH), more
+
+
+def go_on(webhook_id: str, *, since: int | None, after: table.Place, now: int) -> None:
+    """Send another piece of what was held, or of what failed, unless the webhook was deleted or disabled meanwhile."""
+    webhook = table.get(Webhook, webhook_id)
+    if webhook is None or not webhook.enabled:
+        return
+    if since is None:
+        release(webhook, now=now, after=after)
+    else:
+        recover(webhook, since=since, now=now, after=after)
 
 
 def unknown(delivery: Delivery, *, url: str) -> Attempt:
@@ -192,6 +207,30 @@ def take_back(delivery: Delivery, now: int) -> Delivery | None:
         claimed_at=None,
     )
     return None if ends else after
+
+
+def _make_due_each(found: list[Delivery], *, now: int, **changes: Any) -> int:
+    """Have deliveries sent now: their rows first, then the messages; how many nobody else changed meanwhile."""
+    moves = [
+        moved(
+            delivery,
+            status=DeliveryStatus.PENDING,
+            due_at=now,
+            rung=True,
+            lease_until=None,
+            claimed_at=None,
+            **changes,
+        )
+        for delivery in found
+    ]
+    failures = grouped.transact_each([(write,) for _, write in moves])
+    due = [after for (after, _), failure in zip(moves, failures, strict=True) if failure is None]
+    queues.ring(*(queues.Ring.of(after) for after in due))
+    return len(due)
+
+
+def _place(delivery: Delivery) -> table.Place:
+    return table.Place(delivery.created_at, delivery.id)
 
 
 def _look_after(delivery: Delivery, now: int) -> None:

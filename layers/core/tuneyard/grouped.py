@@ -1,19 +1,19 @@
-"""What several threads ask of the table at the same time, in one call: it answers ten of them as soon as one.
+"""Many things asked of the table in one call, those of several threads too: it answers thirty as soon as one.
 
-A thread that finds nobody at work works for all who wait, itself included; who comes meanwhile is in the next call.
-Alone it makes exactly the call that it asked for and waits for nobody.
+Each is granted or refused on its own, as if it were alone. A thread that finds nobody at work works for all who wait,
+itself included; who comes meanwhile is in the next call. Alone it waits for nobody.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from tuneyard import table
 from tuneyard.records import Record
 
-MOST_WRITES, MOST_READS = 60, 100
+MOST_WRITES, MOST_READS = 90, 100
 Identity = tuple[type[Record], tuple[Any, ...]]
 W = TypeVar("W")
 A = TypeVar("A")
@@ -39,20 +39,25 @@ class _Group(Generic[W, A]):
         self._lock, self._busy = threading.Lock(), False
         self._waiting: list[_Wish[W, A]] = []
 
-    def ask(self, wanted: W) -> A | None:
-        """Have a wish worked on by whoever works, or by ourselves."""
-        mine: _Wish[W, A] = _Wish(wanted)
+    def ask(self, wanted: Iterable[W]) -> list[_Wish[W, A]]:
+        """Have wishes worked on by whoever works, or by ourselves; what failed for all in a call is raised."""
+        mine = [_Wish[W, A](one) for one in wanted]
+        if not mine:
+            return []
         with self._lock:
-            self._waiting.append(mine)
+            self._waiting += mine
             leads = not self._busy
             self._busy = True
-        if not leads:
-            mine.turn.wait()
-        if not mine.done:
-            self._lead()
-        if mine.error is not None:
-            raise mine.error
-        return mine.answer
+        if leads:
+            mine[0].turn.set()
+        for wish in mine:
+            wish.turn.wait()
+            if not wish.done:
+                self._lead()
+        for wish in mine:
+            if wish.error is not None and not isinstance(wish.error, table.ConditionFailed):
+                raise wish.error
+        return mine
 
     def _lead(self) -> None:
         """Work for the first who wait, then hand over to the next."""
@@ -74,14 +79,17 @@ class _Group(Generic[W, A]):
             heir.turn.set()
 
 
-def get_many(*wanted: Identity) -> list[Record | None]:
-    """What ``table.get_many`` answers."""
-    return _reads.ask(wanted) or []
+def get_each(wanted: Iterable[tuple[Identity, ...]]) -> list[list[Record | None]]:
+    """What ``table.get_many`` answers, for each of these."""
+    return [wish.answer or [] for wish in _reads.ask(wanted)]
 
 
-def transact(*changes: table.Write) -> None:
-    """What ``table.transact`` does: all of these changes or none, whatever becomes of those of other threads."""
-    _writes.ask(changes)
+def transact_each(wanted: Iterable[tuple[table.Write, ...]]) -> list[table.ConditionFailed | None]:
+    """What ``table.transact`` does, for each of these: all of its changes or none, whatever becomes of the others.
+
+    For each comes back what its conditions failed by, or None when it was made.
+    """
+    return [wish.error for wish in _writes.ask(wanted)]  # type: ignore[misc]
 
 
 def _read(wishes: list[_Wish[tuple[Identity, ...], list[Record | None]]]) -> None:
@@ -115,11 +123,9 @@ def _together(most: int, keys: Callable[[Any], list[Any]], *, apart: bool) -> Ca
 
     def choose(waiting: list[Any]) -> int:
         seen: set[Any] = set()
-        size = 0
         for number, wish in enumerate(waiting):
             named = keys(wish.wanted)
-            size += len(named)
-            if number and (size > most or (apart and not seen.isdisjoint(named))):
+            if number and (len(seen.union(named)) > most or (apart and not seen.isdisjoint(named))):
                 return number
             seen.update(named)
         return len(waiting)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import httpx
@@ -105,6 +106,7 @@ def check_address(text: str) -> None:
         raise Blocked(f"its host resolves to {address}, which is not an address of the public internet")
 
 
+@lru_cache(maxsize=1024)
 def _parsed(text: str) -> httpx.URL:
     if len(text) > MOST_CHARACTERS:
         raise Blocked(f"it has more than {MOST_CHARACTERS} characters")

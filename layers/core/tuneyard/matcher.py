@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from boto3.dynamodb.conditions import Attr
 
-from tuneyard import deliveries, matching, payloads, queues, runs, table
+from tuneyard import deliveries, grouped, matching, payloads, queues, runs, table
 from tuneyard.deliveries import KEPT_MS
 from tuneyard.records import ArtifactEvent, EventType
 from tuneyard.settings import settings
@@ -30,28 +30,23 @@ def match(event_id: str, *, now: int, scope: str | None = None, after: table.Pla
     if len(found) > PAGE:
         last = found[PAGE - 1]
         queues.send_page(event.id, scope=scope, after=(last.created_at, last.id))
-    listening = [automation for automation in found[:PAGE] if matching.listens(automation, event)]
-    paces = table.get_many(*((Pace, (automation.id,)) for automation in listening))
-    rings = []
-    for automation, pace in zip(listening, paces, strict=True):
-        made = _fire(automation, event, pace if isinstance(pace, Pace) else None, now)
-        if made is not None:
-            rings.append(queues.Ring.of(made))
-        if len(rings) == 10:
-            queues.ring(*rings)
-            rings = []
-    queues.ring(*rings)
+    wanted = [
+        (automation, delivery)
+        for automation in found[:PAGE]
+        if matching.listens(automation, event) and (delivery := _delivery(automation, event, now))
+    ]
+    made = _fire(wanted, event, now)
+    queues.ring(*(queues.Ring.of(delivery) for delivery in made))
 
 
-def _fire(automation: Automation, event: ArtifactEvent, pace: Pace | None, now: int) -> Delivery | None:
-    """Write the delivery of an automation that listens; None when it was there already, or must not be sent."""
-    values: dict[str, str] = {}
+def _delivery(automation: Automation, event: ArtifactEvent, now: int) -> Delivery | None:
+    """The delivery of an event to an automation that listens; None when its metric is not past the threshold."""
+    values: dict[str, str] | None = {}
     if event.type is EventType.RUN_METRIC:
-        fits = _metric(automation, event)
-        if fits is None:
-            return None
-        values = fits
-    delivery = Delivery(
+        values = _metric(automation, event)
+    if values is None:
+        return None
+    return Delivery(
         id=deliveries.id_of(event.id, automation.id),
         team=automation.team,
         webhook_id=automation.webhook_id,
@@ -65,19 +60,28 @@ def _fire(automation: Automation, event: ArtifactEvent, pace: Pace | None, now: 
         due_at=now,
         expires=(now + KEPT_MS) // 1000,
     )
-    once = _once_a_day(automation, event, now)
-    while True:
-        paced = _paced(automation, pace, now)
-        if paced is None:
-            _skip(delivery, once, now)
-            return None
-        try:
-            table.transact(table.Put(delivery, new=True), *once, paced)
-            return delivery
-        except table.ConditionFailed as error:
-            if 0 in error.failed or (once and 1 in error.failed):
-                return None
-            pace = table.get(Pace, automation.id)
+
+
+def _fire(wanted: list[tuple[Automation, Delivery]], event: ArtifactEvent, now: int) -> list[Delivery]:
+    """Write deliveries, each together with its firing; those come back that were not there, and may be sent."""
+    made = []
+    while wanted:
+        paces = table.get_many(*((Pace, (automation.id,)) for automation, _ in wanted))
+        tried, writes = [], []
+        for (automation, delivery), pace in zip(wanted, paces, strict=True):
+            once = _once_a_day(automation, event, now)
+            paced = _paced(automation, pace if isinstance(pace, Pace) else None, now)
+            if paced is None:
+                _skip(delivery, once, now)
+            else:
+                tried.append((automation, delivery))
+                writes.append((paced, table.Put(delivery, new=True), *once))
+        failures = grouped.transact_each(writes)
+        made += [delivery for (_, delivery), failure in zip(tried, failures, strict=True) if failure is None]
+        wanted = [
+            one for one, failure in zip(tried, failures, strict=True) if failure and failure.failed == [0]
+        ]
+    return made
 
 
 def _skip(delivery: Delivery, once: list[table.Write], now: int) -> None:

@@ -7,12 +7,12 @@ in the network stream, and each operation gets what is left of it.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any
 
 import httpcore
@@ -20,6 +20,7 @@ import httpx
 
 from tuneyard import guard
 from tuneyard.guard import Blocked
+from tuneyard.once import Once
 from tuneyard.webhook_records import Answer, Outcome
 
 DNS_SECONDS = 3.0
@@ -107,18 +108,21 @@ def _exchange(
         target = guard.target(url)
     except Blocked as error:
         raise Failed(Outcome.BLOCKED, f"The URL is not allowed: {error}.") from error
-    port = None if target.port == {"https": 443, "http": 80}[target.scheme] else target.port
-    where = httpcore.URL(scheme=target.scheme, host=target.host, port=port, target=target.path)
+    origin = httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port)
+    where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     sent = [("Host", target.authority.decode("ascii")), *headers]
     if method == "POST":
         sent.append(("Content-Length", str(len(body))))
+    tls = _tls() if target.scheme == "https" else None
     with contextlib.ExitStack() as stack:
-        pool = stack.enter_context(
-            httpcore.ConnectionPool(ssl_context=_tls(), network_backend=_Network(deadline), max_connections=1)
+        connection = stack.enter_context(
+            httpcore.HTTPConnection(origin, ssl_context=tls, network_backend=_Network(deadline))
         )
         with _named_failures("The connection ended before the endpoint had answered."):
             response = stack.enter_context(
-                pool.stream(method, where, headers=[(k.encode(), v.encode()) for k, v in sent], content=body)
+                connection.stream(
+                    method, where, headers=[(k.encode(), v.encode()) for k, v in sent], content=body
+                )
             )
         yield response
 
@@ -138,7 +142,7 @@ def _named_failures(cut_short: str) -> Iterator[None]:
         raise Failed(Outcome.HTTP, f"{cut_short} {error}") from error
 
 
-@lru_cache
+@Once
 def _tls() -> ssl.SSLContext:
     """Certificates are always checked; ``SSL_CERT_FILE`` names other authorities than the usual ones."""
     context = httpx.create_ssl_context()
@@ -173,6 +177,9 @@ class _Network(httpcore.NetworkBackend):
 
 def _resolve(host: str, port: int, seconds: float) -> list[Address]:
     """The addresses of a host. The system call cannot be broken off, so a thread is left behind with a late one."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, str(address))]
     answers: list[Any] = []
 
     def ask() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import boto3
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tuneyard.settings import settings
+from tuneyard.once import Once
+from tuneyard.settings import USER_AGENT, settings
 from tuneyard.webhook_records import Delivery
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class Message:
     receipt: str
 
 
-@lru_cache
+@Once
 def _client() -> SQSClient:
-    return boto3.client("sqs")
+    return boto3.client("sqs", config=Config(user_agent=USER_AGENT, max_pool_connections=64))
 
 
 def send_job(job_id: str, *, model_id: str, ring: int = 0) -> None:
@@ -94,27 +95,46 @@ class Ring(NamedTuple):
 
 LONGEST_DELAY = 900
 """Seconds that a message can be held back."""
+_RINGS, _ENTRIES = 10, 10
+"""Deliveries that one message rings for, and messages in one call."""
 
 
 def ring(*rings: Ring, delay: int = 0) -> None:
     """Tell the senders of deliveries that are due in ``delay`` seconds; raises when a message could not be sent."""
-    for start in range(0, len(rings), 10):
-        entries: Any = [
-            {
-                "Id": str(place),
-                "MessageBody": json.dumps(one._asdict()),
-                "DelaySeconds": max(0, min(delay, LONGEST_DELAY)),
-            }
-            for place, one in enumerate(rings[start : start + 10])
-        ]
+    ring_each([(one, delay) for one in rings])
+
+
+def ring_each(rings: list[tuple[Ring, int]]) -> None:
+    """Tell the senders of deliveries, of each as many seconds from now as stand beside it."""
+    together: dict[int, list[Ring]] = {}
+    for one, delay in rings:
+        together.setdefault(max(0, min(delay, LONGEST_DELAY)), []).append(one)
+    messages = [
+        {"MessageBody": json.dumps({"rings": some[start : start + _RINGS]}), "DelaySeconds": delay}
+        for delay, some in together.items()
+        for start in range(0, len(some), _RINGS)
+    ]
+    for start in range(0, len(messages), _ENTRIES):
+        entries: Any = [{"Id": str(n)} | one for n, one in enumerate(messages[start : start + _ENTRIES])]
         answer = _client().send_message_batch(QueueUrl=settings().delivery_queue_url, Entries=entries)
         if failed := answer.get("Failed"):
             raise NotSent(failed[0].get("Message", "no reason given"))
 
 
+def heard(body: str) -> list[Ring]:
+    """What a message rings for."""
+    return [Ring(*one) for one in json.loads(body)["rings"]]
+
+
 def send_page(event_id: str, *, scope: str, after: tuple[int, str] | None) -> None:
     """Ask for the next page of the automations of a scope to be matched with an event."""
     body = json.dumps({"event_id": event_id, "scope": scope, "after": after})
+    _client().send_message(QueueUrl=settings().event_queue_url, MessageBody=body)
+
+
+def send_piece(webhook_id: str, *, since: int | None, after: tuple[int, str]) -> None:
+    """Ask for the next piece of a webhook's deliveries to be sent again: of the held ones, or of those that failed."""
+    body = json.dumps({"webhook_id": webhook_id, "since": since, "after": after})
     _client().send_message(QueueUrl=settings().event_queue_url, MessageBody=body)
 
 

@@ -102,17 +102,32 @@ def unlink(of: Collection, what: Version) -> None:
     """Take a version out of a registry, with its aliases and tags; what it stands for stays."""
     if of.kind != "registry" or what.source is None:
         raise Invalid("Only links of a registry can be removed here.", param="version")
+    for _ in range(20):
+        try:
+            _unlink(of, what)
+        except table.ConditionFailed:
+            continue
+        return
+    raise Conflict(
+        f"Aliases of {of.name}:{of.version_name(what.version)} are being moved just now. Try again."
+    )
+
+
+def _unlink(of: Collection, what: Version) -> None:
+    """Remove a link with all that names it, at once; when it has dozens of names, first those that are too many."""
+    writes: list[table.Write] = []
     for label in artifacts.labels(of, [what])[what.version]:
         if label.kind == "alias":
-            with contextlib.suppress(table.ConditionFailed):
-                mine = Attr("version").eq(what.version)
-                table.write(table.Delete(Alias, (of.id, label.name), when=mine))
-        table.write(table.Delete(Label, (of.id, what.version, label.kind, label.name)))
-    table.write(table.Delete(Version, (of.id, what.version)))
-    origin = table.get(Collection, what.source.rpartition(":")[0])
+            mine = Attr("pk").not_exists() | Attr("version").eq(what.version)
+            writes.append(table.Delete(Alias, (of.id, label.name), when=mine))
+        writes.append(table.Delete(Label, (of.id, what.version, label.kind, label.name)))
+    writes.append(table.Delete(Version, (of.id, what.version)))
+    source, _, name = (what.source or "").rpartition(":")
+    origin = table.get(Collection, source)
     if origin is not None:
-        number = int(what.source.rpartition(":")[2].lstrip("stepv"))
-        table.write(table.Delete(Label, (origin.id, number, "link", of.name)))
+        writes.append(table.Delete(Label, (origin.id, int(name.lstrip("stepv")), "link", of.name)))
+    for start in range(0, len(writes), 100):
+        table.transact(*writes[start : start + 100])
 
 
 def _new(caller: Identity, path: str) -> Collection:

@@ -8,6 +8,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tuneyard import __version__
+
+USER_AGENT = f"tuneyard/{__version__}"
+"""What AWS is told of who calls: boto3 would put its own together anew for every call."""
+
 
 class BaseModelSpec(BaseModel):
     """A base model on offer: a Hugging Face folder or id, and the learning rate that works on it."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tuneyard.once import Once
 from tuneyard.settings import settings
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
         ]
 
 
-@lru_cache
+@Once
 def _client() -> SecretsManagerClient:
     patience = Config(connect_timeout=2, read_timeout=3, retries={"mode": "standard", "max_attempts": 2})
     return boto3.client("secretsmanager", config=patience)

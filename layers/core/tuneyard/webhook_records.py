@@ -80,8 +80,11 @@ class Waiting(Record):
     """A delivery that is due and found every place in flight taken; whoever gives one back takes it on."""
 
     webhook_id: str
-    due_at: int
+    since: int
     delivery_id: str
+    rev: int
+    automation_id: str
+    event_id: str
     expires: int
 
 
