@@ -25,6 +25,7 @@ check: lint test ## What a change must pass.
 
 lint: .venv/dev
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check --quiet $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/cfn-lint template.yaml

@@ -38,7 +38,11 @@ ADAPTERS, SPARE = 8, 12
 CROWDS = (1, 16, 64, 256)
 SLOW = 64
 """The largest crowd of the slow peers, adapter_names and `transformers serve`."""
-GOALS = {(1, "generate", 0): ">= 2", (64, "generate", ADAPTERS): ">= 1.5", (256, "generate", ADAPTERS): ">= 1"}
+GOALS = {
+    (1, "generate", 0): ">= 2",
+    (64, "generate", ADAPTERS): ">= 1.5",
+    (256, "generate", ADAPTERS): ">= 1",
+}
 SERVICE = """
 import sys, torch, uvicorn
 from pathlib import Path
@@ -99,7 +103,11 @@ def measured(
     """Every case on one model, the median of the rounds; a crowd's answers together have at most ``budget`` tokens."""
     with tempfile.TemporaryDirectory() as folder:
         save_adapters(model, Path(folder), ADAPTERS + SPARE)
-        with _service(model, folder) as ours, _peer(model, folder) as peer, _serve(model, start=serve) as served:
+        with (
+            _service(model, folder) as ours,
+            _peer(model, folder) as peer,
+            _serve(model, start=serve) as served,
+        ):
             return asyncio.run(_cases(_Bench(ours, peer, served, model, tokens, rounds, budget)))
 
 
@@ -355,7 +363,9 @@ def _door() -> list[Result]:
             "/v1/preview/models", json={"project": "bench", "name": "m", "base_model": "tuneyard/tiny"}
         ).json()
         engine = {"base_model": "tuneyard/tiny", "team": "t", "project": "p"}
-        with httpx.Client(base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60) as service:
+        with httpx.Client(
+            base_url=own["TUNEYARD_INFERENCE_ENGINE_URL"], headers=headers, timeout=60
+        ) as service:
             rollout = {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
 
             def asked(model: str, **options: Any) -> Callable[[], Any]:

@@ -60,7 +60,9 @@ CASES: dict[str, tuple[dict[str, Any], int, str | None]] = {
 }  # fmt: skip
 
 
-def test_each_bad_input_is_refused_by_the_name_of_what_is_wrong_and_the_next_request_is_answered(door: TestClient):
+def test_each_bad_input_is_refused_by_the_name_of_what_is_wrong_and_the_next_request_is_answered(
+    door: TestClient,
+):
     found = {}
     for case, (options, _, _) in CASES.items():
         response = send(door, **options)
@@ -80,7 +82,9 @@ def test_a_recursive_schema_is_followed_or_refused_and_never_hangs(door: TestCli
     assert choice["finish_reason"] == "length" or json.loads(choice["message"]["content"])
 
 
-@pytest.mark.parametrize("text", ["word " * 2_000_000, "x" * 10_000_000, " " * 10_000_000], ids=["words", "one word", "white"])
+@pytest.mark.parametrize(
+    "text", ["word " * 2_000_000, "x" * 10_000_000, " " * 10_000_000], ids=["words", "one word", "white"]
+)
 def test_ten_megabytes_are_refused_at_once(door: TestClient, monkeypatch: pytest.MonkeyPatch, text: str):
     assert send(door, messages=said(text)).status_code == 413
     monkeypatch.setenv("TUNEYARD_MAX_BODY_BYTES", "256000000")

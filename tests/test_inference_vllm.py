@@ -339,7 +339,9 @@ def test_a_client_that_hangs_up_ends_its_request_at_vllm_and_what_it_used_is_boo
 @pytest.mark.parametrize("adapter", [None, "a0"])
 def test_of_a_whole_answer_that_is_given_up_the_prompt_is_booked(house: House, adapter: str | None):
     house.fake.pause = 0.1
-    body = house.body("three words here", adapter, max_tokens=60, tools=[{"type": "function", "function": {"name": "f"}}])
+    body = house.body(
+        "three words here", adapter, max_tokens=60, tools=[{"type": "function", "function": {"name": "f"}}]
+    )
     with pytest.raises(httpx.ReadTimeout):
         house.client.post("/v1/chat/completions", json=body, timeout=1)
 

@@ -142,7 +142,12 @@ def failing(error: Exception) -> Callable[..., Any]:
     ("module", "name", "broken", "sentence"),
     [
         (rl, "of_row", infinite, "not a finite number"),
-        (rl, "of_row", failing(torch.OutOfMemoryError("CUDA out of memory")), "does not fit this worker's memory"),
+        (
+            rl,
+            "of_row",
+            failing(torch.OutOfMemoryError("CUDA out of memory")),
+            "does not fit this worker's memory",
+        ),
         (work, "as_parquet", failing(OSError(errno.ENOSPC, "No space left")), "disk of the worker is full"),
         (work, "prepare", failing(KeyError("what nobody thought of")), "internal error (KeyError)"),
     ],

@@ -175,7 +175,9 @@ def test_on_ecs_a_trainer_is_protected_from_scale_in_as_long_as_it_trains(
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status = api.get("/v1/preview/training-jobs").json()["data"][0]["status"]
             asked.append((self.path, body["ProtectionEnabled"], status))
-            self.send_response(200 if body["ProtectionEnabled"] else 500)  # an agent that fails stops no trainer
+            self.send_response(
+                200 if body["ProtectionEnabled"] else 500
+            )  # an agent that fails stops no trainer
             self.end_headers()
 
     with HTTPServer(("127.0.0.1", 0), Agent) as agent:
@@ -218,9 +220,7 @@ def test_the_reference_of_a_penalty_may_be_a_checkpoint_of_another_model(
         work.replay(again[0])
 
 
-def test_the_reference_of_a_penalty_may_be_a_step_of_the_model_itself(
-    api: TestClient, model: dict[str, Any]
-):
+def test_the_reference_of_a_penalty_may_be_a_step_of_the_model_itself(api: TestClient, model: dict[str, Any]):
     groups = [{"trajectories": [rollout("maybe", 1.0), rollout("yes", 0.5), rollout("no", 0.75)]}]
 
     def trained(**config: Any) -> dict[str, Any]:
@@ -231,7 +231,10 @@ def test_the_reference_of_a_penalty_may_be_a_step_of_the_model_itself(
 
     for _ in range(2):
         trained(learning_rate=0.003)
-    still = {"learning_rate": 0.0, "kl_penalty_coef": 0.1}  # from here on every step has the weights of step 2
+    still = {
+        "learning_rate": 0.0,
+        "kl_penalty_coef": 0.1,
+    }  # from here on every step has the weights of step 2
 
     first = trained(**still, kl_penalty_reference_step=1)["kl_policy_ref"]
     assert abs(first) > 1e-6

@@ -20,7 +20,9 @@ from tuneyard.records import Identity, Model
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=600)
 _IDLE_SECONDS = 60
 """For how long a connection waits for the next request; the service waits longer, so that it is never the first."""
-_Sessions = dict[asyncio.AbstractEventLoop, tuple[AsyncGenerator[aiohttp.ClientSession], aiohttp.ClientSession]]
+_Sessions = dict[
+    asyncio.AbstractEventLoop, tuple[AsyncGenerator[aiohttp.ClientSession], aiohttp.ClientSession]
+]
 _sessions: _Sessions = {}
 
 

@@ -43,9 +43,7 @@ class Loaded:
 class Adapters:
     """At most ``most`` adapters beside those in use; the longest unused goes first, and all that idle for an hour."""
 
-    def __init__(
-        self, calls: Calls, folder: Path, read_blob: Callable[[str], bytes], most: int
-    ) -> None:
+    def __init__(self, calls: Calls, folder: Path, read_blob: Callable[[str], bytes], most: int) -> None:
         self._calls, self._folder, self._read_blob, self._most = calls, folder, read_blob, most
         self._known: OrderedDict[str, Loaded] = OrderedDict()
         self._leaving: dict[str, asyncio.Task[None]] = {}
