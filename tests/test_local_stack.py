@@ -224,7 +224,7 @@ def test_two_processes_train_a_job_together(stack: Stack):
             job = client.get(path).json()
             told = client.get(f"{path}/events").json()["data"]
             pair.send_signal(signal.SIGTERM)
-            assert pair.wait(60) in (0, -signal.SIGTERM, 1)
+            assert pair.wait(60) == 1  # torchrun says so when it is told to stop
     finally:
         alone.resume()
 

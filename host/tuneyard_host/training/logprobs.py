@@ -43,7 +43,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits[predictors[terms] - start, targets[terms]] - normaliser[predictors[terms] - start]
             )
             probabilities = logits.sub(normaliser[:, None]).exp_()
-            entropies[part] = normaliser - (probabilities * logits).sum(-1)
+            entropies[part] = normaliser - torch.linalg.vecdot(probabilities, logits)
             if means is not None:
                 torch.mm(probabilities.to(weight.dtype), weight, out=means[part])
         ctx.save_for_backward(weight, predictors, targets, *([] if means is None else [means]))
