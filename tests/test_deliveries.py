@@ -294,7 +294,7 @@ def test_what_was_just_to_be_held_when_its_webhook_was_enabled_is_sent(
     assert [row["status"] for row in office.history(automation)] == ["succeeded"]
 
 
-def test_many_held_deliveries_are_sent_piece_by_piece_in_their_order(
+def test_many_held_deliveries_are_sent_piece_by_piece_the_oldest_first(
     office: Office, receiver: Receiver, api: TestClient, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(deliveries, "PIECE", 3)
@@ -314,7 +314,9 @@ def test_many_held_deliveries_are_sent_piece_by_piece_in_their_order(
     assert [row["status"] for row in office.history(automation)][::-1] == ["pending"] * 3 + ["held"] * 5
     office.run(twice=True)
 
-    assert [json.loads(got.body)["alias"] for got in receiver.received] == [f"a{n}" for n in range(8)]
+    sent = [json.loads(got.body)["alias"] for got in receiver.received]
+    pieces = [sorted(sent[start : start + 3]) for start in (0, 3, 6)]
+    assert pieces == [["a0", "a1", "a2"], ["a3", "a4", "a5"], ["a6", "a7"]]
 
 
 def test_many_failed_deliveries_are_recovered_piece_by_piece(
@@ -343,6 +345,7 @@ def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     office: Office, receiver: Receiver, api: TestClient
 ):
     url = receiver.always("/hook", answer(500))
+    told_of = office.rule("webhook.disabled")
     webhook = office.webhook(url)
     automation = office.automation(webhook)
     version = office.version()
@@ -357,6 +360,8 @@ def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
 
     shown = api.get(f"/v1/teams/acme/webhooks/{webhook}").json()
     assert not shown["enabled"] and "5 days" in shown["disabled_reason"]
+    (told,) = [json.loads(message["Body"])["detail"] for message in office.messages(told_of)]
+    assert (told["data"]["webhook_id"], told["data"]["reason"]) == (webhook, shown["disabled_reason"])
     assert {row["status"] for row in office.history(automation)} <= {"held", "exhausted"}
     receiver.scripts.clear()
     recover = f"/v1/teams/acme/webhooks/{webhook}/recover"
@@ -452,6 +457,15 @@ def test_a_secret_that_cannot_be_read_sends_nothing_and_is_tried_again(
     assert len(receiver.received) == 1 and "x-service-signature" in receiver.received[0].headers
 
 
+def test_a_secret_that_is_echoed_without_its_prefix_is_masked_too(office: Office, receiver: Receiver):
+    office.secret("SIGN", "whsec_c2VjcmV0IHNlY3JldA==")
+    url = receiver.on("/hook", answer(500, b"your key is c2VjcmV0IHNlY3JldA==, or so"))
+
+    shown = office.delivery(office.fire(url, secret="SIGN"))
+
+    assert shown["attempts"][0]["body"] == "your key is ***, or so"
+
+
 def test_an_endpoint_that_echoes_secrets_finds_them_masked_everywhere(
     office: Office, receiver: Receiver, api: TestClient
 ):
@@ -472,6 +486,24 @@ def test_an_endpoint_that_echoes_secrets_finds_them_masked_everywhere(
     assert json.loads(shown["payload"]) == {"a": "***", "b": "***"}
     assert "***" in shown["attempts"][0]["body"] and "***" in shown["attempts"][0]["headers"]["x-echo"]
     assert "***" in tested["body"]
+
+
+def test_what_was_sent_is_shown_when_its_secret_its_webhook_and_its_automation_are_gone(
+    office: Office, receiver: Receiver, api: TestClient
+):
+    office.secret("SIGN", "s3cret")
+    payload = '{"a": "${alias} ${artifact_metadata.none}", "b": "${SIGN}"}'
+    delivery = office.fire(receiver.url(), payload=payload, secret="SIGN")
+    row = office.row(delivery)
+
+    for request in (
+        ("PATCH", f"/v1/teams/acme/webhooks/{row.webhook_id}", {"secret": None}),
+        ("DELETE", f"/v1/automations/{row.automation_id}", None),
+        ("DELETE", f"/v1/teams/acme/webhooks/{row.webhook_id}", None),
+    ):
+        method, path, body = request
+        assert api.request(method, path, json=body).status_code == 200
+        assert json.loads(office.delivery(delivery)["payload"]) == {"a": "production ", "b": "***"}
 
 
 def test_an_answer_that_cannot_be_read_is_quoted_without_the_secrets(office: Office, receiver: Receiver):

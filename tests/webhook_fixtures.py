@@ -251,6 +251,14 @@ class Office:
                 client.delete_message(QueueUrl=url, ReceiptHandle=one["ReceiptHandle"])
         return found
 
+    def rule(self, event: str) -> str:
+        """A rule of the operator's own on the bus; the address of the queue that it fills."""
+        url = boto3.client("sqs").create_queue(QueueName="operator")["QueueUrl"]
+        pattern = json.dumps({"detail-type": [event]})
+        boto3.client("events").put_rule(Name="operator", EventBusName="office", EventPattern=pattern)
+        _fill("operator", url)
+        return url
+
     def due(self, delivery_id: str) -> None:
         """Let the time come at which a delivery is due, and send it: by its message, or by the sweep's."""
         row = self.row(delivery_id)
@@ -326,17 +334,22 @@ class Office:
 @pytest.fixture
 def office(aws: dict[str, str], api: TestClient, monkeypatch: pytest.MonkeyPatch) -> Office:
     """The post office of team ``acme``, its clock in our hands; moto makes no rule with a target from a template."""
-    events, sqs = boto3.client("events"), boto3.client("sqs")
+    events = boto3.client("events")
     events.create_event_bus(Name="office")
     monkeypatch.setenv("TUNEYARD_BUS_NAME", "office")
     settings.cache_clear()
-    queue = sqs.get_queue_attributes(QueueUrl=settings().event_queue_url, AttributeNames=["QueueArn"])
     pattern = json.dumps(
         {"source": ["tuneyard"], "detail-type": [event.value for event in automations.EVENTS]}
     )
     events.put_rule(Name="rule", EventBusName="office", EventPattern=pattern)
-    target = {"Id": "q", "Arn": queue["Attributes"]["QueueArn"]}
-    events.put_targets(Rule="rule", EventBusName="office", Targets=[target])
+    _fill("rule", settings().event_queue_url)
     one = Office(api)
     monkeypatch.setattr(clock, "now_ms", lambda: one.now)
     return one
+
+
+def _fill(rule: str, url: str) -> None:
+    """Have a rule put what it finds into a queue."""
+    queue = boto3.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+    target = {"Id": "q", "Arn": queue["Attributes"]["QueueArn"]}
+    boto3.client("events").put_targets(Rule=rule, EventBusName="office", Targets=[target])

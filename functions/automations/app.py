@@ -236,7 +236,7 @@ def recover_webhook(body: Recover, webhook: OneWebhook, caller: Admin) -> dict[s
 def get_delivery(delivery: OneDelivery) -> dict[str, Any]:
     """One delivery: the payload as it is sent, secrets masked, and every attempt."""
     webhook = table.get(Webhook, delivery.webhook_id)
-    body = deliveries.body(delivery, webhook)
+    body = deliveries.body(delivery)
     return views.delivery_in_full(delivery, webhook, deliveries.attempts(delivery), body)
 
 

@@ -67,14 +67,13 @@ def attempts(delivery: Delivery) -> list[Attempt]:
     return found
 
 
-def body(delivery: Delivery, webhook: Webhook | None) -> str | None:
+def body(delivery: Delivery) -> str | None:
     """The body as it is sent, with every secret masked; None when it cannot be made."""
     event = table.get(ArtifactEvent, delivery.event_id)
     if event is None:
         return None
-    masked = payloads.masked(webhook.secret if webhook else None)
     try:
-        return payloads.render(delivery.template, event, delivery.values, masked).decode()
+        return payloads.shown(delivery.template, event, delivery.values).decode()
     except payloads.Unrenderable:
         return None
 
