@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.client
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -214,6 +215,43 @@ def authority(tmp_path: Path) -> Iterator[tuple[Path, ssl.SSLContext]]:
     outbound._tls.cache_clear()
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextlib.contextmanager
+def aws_calls(
+    *, before: Callable[[str, Any], None] | None = None, after: Callable[[str, Any], None] | None = None
+) -> Iterator[None]:
+    """Tell of every call to AWS, before it is made or when it took its effect; what is raised there ends the caller."""
+    real = botocore.client.BaseClient._make_api_call
+
+    def told(self: Any, operation: str, parameters: Any) -> Any:
+        asked = dict(parameters)  # the table's client empties what it is given
+        if before is not None:
+            before(operation, asked)
+        answer = real(self, operation, parameters)
+        if after is not None:
+            after(operation, asked)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.client.BaseClient, "_make_api_call", told)
+        yield
+
+
+def match(message: dict[str, Any]) -> None:
+    """Hand the message of an event to the real handler, which lets what ends the process pass."""
+    record = {"messageId": message["MessageId"], "body": message["Body"]}
+    assert doors.modules()["webhook_sender"].match({"Records": [record]}, None) == {"batchItemFailures": []}
+
+
+def send(message: dict[str, Any]) -> None:
+    """Hand a message that rings for deliveries to the real handler."""
+    record = {"messageId": message["MessageId"], "body": message["Body"]}
+    assert doors.modules()["webhook_sender"].send({"Records": [record]}, None) == {"batchItemFailures": []}
+
+
 @dataclass
 class Office:
     """The post office: the real handlers on what really lies in the queues, and a clock that can be turned."""
@@ -240,6 +278,12 @@ class Office:
                     for _ in range(2 if twice else 1):
                         record = {"messageId": message["MessageId"], "body": message["Body"]}
                         assert work({"Records": [record]}, None) == {"batchItemFailures": []}
+
+    def matched(self) -> list[dict[str, Any]]:
+        """Match what happened; the messages that ring for the deliveries, taken from their queue."""
+        for message in self.messages(settings().event_queue_url):
+            match(message)
+        return self.messages(settings().delivery_queue_url)
 
     def messages(self, url: str) -> list[dict[str, Any]]:
         """Take what is in a queue now."""
