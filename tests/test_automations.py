@@ -160,6 +160,8 @@ def test_automations_are_listed_changed_and_switched(office: Office, receiver: R
 
     assert listed() == ids and listed(order="desc") == ids[::-1]
     assert listed(project="p") == [ids[0], ids[2]] and listed(registry="r") == [ids[1]]
+    assert listed(event="LINK_ARTIFACT", webhook_id=webhook) == ids
+    assert listed(event="RUN_STATE") == listed(webhook_id="unknown") == []
     assert listed(limit=1, after=ids[0]) == [ids[1]]
     assert api.get("/v1/automations", params={"after": "nonsense"}).status_code == 422
     path = f"/v1/automations/{ids[0]}"

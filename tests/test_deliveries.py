@@ -75,6 +75,25 @@ def test_a_rotated_secret_signs_with_both_keys_for_a_day(office: Office, receive
     assert len(office.history(automation)) == 2
 
 
+@pytest.mark.parametrize(("hours", "signs"), [(0, False), (168, True)])
+def test_how_long_the_secret_before_signs_is_up_to_its_owner(
+    office: Office, receiver: Receiver, api: TestClient, hours: float, signs: bool
+):
+    office.secret("S", "first")
+    office.automation(office.webhook(receiver.url(), secret="S"))
+    office.secret("S", "second", overlap_hours=hours)
+
+    office.turn(days=6.9)
+    office.alias(office.version(), "x")
+    office.run()
+
+    (got,) = receiver.received
+    assert ("x-service-signature-previous" in got.headers) is signs
+    for wrong in (-1, 169):
+        body = {"value": "third", "overlap_hours": wrong}
+        assert api.put("/v1/teams/acme/secrets/S", json=body).status_code == 422
+
+
 def test_another_secret_on_the_webhook_overlaps_with_the_one_before_it(
     office: Office, receiver: Receiver, api: TestClient
 ):
@@ -143,7 +162,7 @@ def test_an_endpoint_that_echoes_secrets_finds_them_masked_everywhere(
 
 
 def test_what_was_sent_is_shown_when_its_secret_its_webhook_and_its_automation_are_gone(
-    office: Office, receiver: Receiver, api: TestClient
+    office: Office, receiver: Receiver, api: TestClient, stranger: dict[str, str]
 ):
     office.secret("SIGN", "s3cret")
     payload = '{"a": "${alias} ${artifact_metadata.none}", "b": "${SIGN}"}'
@@ -157,7 +176,10 @@ def test_what_was_sent_is_shown_when_its_secret_its_webhook_and_its_automation_a
     ):
         method, path, body = request
         assert api.request(method, path, json=body).status_code == 200
+        assert [one["id"] for one in office.history(row.automation_id)] == [delivery]
         assert json.loads(office.delivery(delivery)["payload"]) == {"a": "production ", "b": "***"}
+    path = f"/v1/automations/{row.automation_id}/executions"
+    assert api.get(path, headers=stranger).status_code == 404
 
 
 def test_an_answer_that_cannot_be_read_is_quoted_without_the_secrets(office: Office, receiver: Receiver):

@@ -58,6 +58,12 @@ def page(
     return table.listed(Delivery, index, owner, after=start, limit=limit, descending=descending)
 
 
+def fired_by(caller: Identity, automation_id: str) -> bool:
+    """Whether the team has a delivery that this automation fired, which may be deleted by now."""
+    newest = table.listed(Delivery, "by_trigger", automation_id, limit=1, descending=True)
+    return any(delivery.team == caller.team for delivery in newest)
+
+
 def attempts(delivery: Delivery) -> list[Attempt]:
     """The newest hundred attempts, oldest first; one that nobody lived to report on is among them as unknown."""
     found = table.children(Attempt, delivery.id, limit=100, descending=True)[::-1]
