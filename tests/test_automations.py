@@ -160,6 +160,8 @@ def test_automations_are_listed_changed_and_switched(office: Office, receiver: R
 
     assert listed() == ids and listed(order="desc") == ids[::-1]
     assert listed(project="p") == [ids[0], ids[2]] and listed(registry="r") == [ids[1]]
+    assert listed(event="LINK_ARTIFACT", webhook_id=webhook) == ids
+    assert listed(event="RUN_STATE") == listed(webhook_id="unknown") == []
     assert listed(limit=1, after=ids[0]) == [ids[1]]
     assert api.get("/v1/automations", params={"after": "nonsense"}).status_code == 422
     path = f"/v1/automations/{ids[0]}"
@@ -276,6 +278,22 @@ def test_the_log_operation_fires_metrics_and_filters_choose_the_run(
     office.run()
 
     assert sorted(got.path for got in receiver.received) == ["/ada", "/all", "/name"]
+
+
+def test_the_largest_numbers_that_there_are_hold_up_nobody_else(
+    office: Office, receiver: Receiver, api: TestClient, model: str
+):
+    metric = {"name": "val/reward", "aggregate": "avg", "comparison": ">", "threshold": 0}
+    for path in ("/avg", "/too"):
+        office.automation(office.webhook(receiver.url(path)), "RUN_METRIC", metric=metric)
+    huge = [GROUP["trajectories"][0] | {"reward": 1.7e308}] * 3
+    body = {"split": "val", "trajectory_groups": [{"trajectories": huge}]}
+
+    for _ in range(3):
+        assert api.post(f"/v1/preview/models/{model}/log", json=body).status_code == 200
+        office.run()
+
+    assert sorted(got.path for got in receiver.received) == ["/avg", "/too"]
 
 
 def test_the_states_of_a_training_job_fire(office: Office, receiver: Receiver, api: TestClient, model: str):

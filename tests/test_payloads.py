@@ -282,6 +282,7 @@ def test_patterns_are_unanchored_and_case_sensitive():
         ("max", 1, "==", 1.0, [1, 5], 1.0),
         ("last", 5, "!=", 0.0, [0.0], None),
         ("avg", 5, ">", 0.0, [], None),
+        ("avg", 3, ">", 0.0, [1.5e308] * 3, pytest.approx(1.5e308)),
     ],
 )
 def test_a_metric_is_aggregated_over_its_window_and_compared(

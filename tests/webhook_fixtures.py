@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import botocore.client
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -214,6 +215,43 @@ def authority(tmp_path: Path) -> Iterator[tuple[Path, ssl.SSLContext]]:
     outbound._tls.cache_clear()
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@contextlib.contextmanager
+def aws_calls(
+    *, before: Callable[[str, Any], None] | None = None, after: Callable[[str, Any], None] | None = None
+) -> Iterator[None]:
+    """Tell of every call to AWS, before it is made or when it took its effect; what is raised there ends the caller."""
+    real = botocore.client.BaseClient._make_api_call
+
+    def told(self: Any, operation: str, parameters: Any) -> Any:
+        asked = dict(parameters)  # the table's client empties what it is given
+        if before is not None:
+            before(operation, asked)
+        answer = real(self, operation, parameters)
+        if after is not None:
+            after(operation, asked)
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.client.BaseClient, "_make_api_call", told)
+        yield
+
+
+def match(message: dict[str, Any]) -> None:
+    """Hand the message of an event to the real handler, which lets what ends the process pass."""
+    record = {"messageId": message["MessageId"], "body": message["Body"]}
+    assert doors.modules()["webhook_sender"].match({"Records": [record]}, None) == {"batchItemFailures": []}
+
+
+def send(message: dict[str, Any]) -> None:
+    """Hand a message that rings for deliveries to the real handler."""
+    record = {"messageId": message["MessageId"], "body": message["Body"]}
+    assert doors.modules()["webhook_sender"].send({"Records": [record]}, None) == {"batchItemFailures": []}
+
+
 @dataclass
 class Office:
     """The post office: the real handlers on what really lies in the queues, and a clock that can be turned."""
@@ -241,6 +279,12 @@ class Office:
                         record = {"messageId": message["MessageId"], "body": message["Body"]}
                         assert work({"Records": [record]}, None) == {"batchItemFailures": []}
 
+    def matched(self) -> list[dict[str, Any]]:
+        """Match what happened; the messages that ring for the deliveries, taken from their queue."""
+        for message in self.messages(settings().event_queue_url):
+            match(message)
+        return self.messages(settings().delivery_queue_url)
+
     def messages(self, url: str) -> list[dict[str, Any]]:
         """Take what is in a queue now."""
         client = boto3.client("sqs")
@@ -250,6 +294,14 @@ class Office:
             for one in got:
                 client.delete_message(QueueUrl=url, ReceiptHandle=one["ReceiptHandle"])
         return found
+
+    def rule(self, event: str) -> str:
+        """A rule of the operator's own on the bus; the address of the queue that it fills."""
+        url = boto3.client("sqs").create_queue(QueueName="operator")["QueueUrl"]
+        pattern = json.dumps({"detail-type": [event]})
+        boto3.client("events").put_rule(Name="operator", EventBusName="office", EventPattern=pattern)
+        _fill("operator", url)
+        return url
 
     def due(self, delivery_id: str) -> None:
         """Let the time come at which a delivery is due, and send it: by its message, or by the sweep's."""
@@ -326,17 +378,22 @@ class Office:
 @pytest.fixture
 def office(aws: dict[str, str], api: TestClient, monkeypatch: pytest.MonkeyPatch) -> Office:
     """The post office of team ``acme``, its clock in our hands; moto makes no rule with a target from a template."""
-    events, sqs = boto3.client("events"), boto3.client("sqs")
+    events = boto3.client("events")
     events.create_event_bus(Name="office")
     monkeypatch.setenv("TUNEYARD_BUS_NAME", "office")
     settings.cache_clear()
-    queue = sqs.get_queue_attributes(QueueUrl=settings().event_queue_url, AttributeNames=["QueueArn"])
     pattern = json.dumps(
         {"source": ["tuneyard"], "detail-type": [event.value for event in automations.EVENTS]}
     )
     events.put_rule(Name="rule", EventBusName="office", EventPattern=pattern)
-    target = {"Id": "q", "Arn": queue["Attributes"]["QueueArn"]}
-    events.put_targets(Rule="rule", EventBusName="office", Targets=[target])
+    _fill("rule", settings().event_queue_url)
     one = Office(api)
     monkeypatch.setattr(clock, "now_ms", lambda: one.now)
     return one
+
+
+def _fill(rule: str, url: str) -> None:
+    """Have a rule put what it finds into a queue."""
+    queue = boto3.client("sqs").get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+    target = {"Id": "q", "Arn": queue["Attributes"]["QueueArn"]}
+    boto3.client("events").put_targets(Rule=rule, EventBusName="office", Targets=[target])

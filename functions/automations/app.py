@@ -136,6 +136,15 @@ def one_automation(automation_id: str, caller: Caller) -> Automation:
     return automations.get(caller, automation_id)
 
 
+def once_automation(automation_id: str, caller: Caller) -> str:
+    """The id of the automation that the path names; one that was deleted is known by what it fired."""
+    return (
+        automation_id
+        if deliveries.fired_by(caller, automation_id)
+        else automations.get(caller, automation_id).id
+    )
+
+
 def one_delivery(delivery_id: str, caller: Caller) -> Delivery:
     """The delivery that the path names."""
     return deliveries.get(caller, delivery_id)
@@ -150,6 +159,7 @@ Member = Annotated[Identity, Depends(own)]
 Admin = Annotated[Identity, Depends(administrator)]
 OneWebhook = Annotated[Webhook, Depends(one_webhook)]
 OneAutomation = Annotated[Automation, Depends(one_automation)]
+OnceAutomation = Annotated[str, Depends(once_automation)]
 OneDelivery = Annotated[Delivery, Depends(one_delivery)]
 OwnHost = Annotated[str, Depends(own_host)]
 
@@ -236,7 +246,7 @@ def recover_webhook(body: Recover, webhook: OneWebhook, caller: Admin) -> dict[s
 def get_delivery(delivery: OneDelivery) -> dict[str, Any]:
     """One delivery: the payload as it is sent, secrets masked, and every attempt."""
     webhook = table.get(Webhook, delivery.webhook_id)
-    body = deliveries.body(delivery, webhook)
+    body = deliveries.body(delivery)
     return views.delivery_in_full(delivery, webhook, deliveries.attempts(delivery), body)
 
 
@@ -303,12 +313,10 @@ def delete_automation(automation: OneAutomation, caller: Caller) -> dict[str, An
 
 @router.get("/automations/{automation_id}/executions")
 def list_executions(
-    automation: OneAutomation, after: web.After = None, limit: web.Limit = 20, order: web.Order = "desc"
+    automation: OnceAutomation, after: web.After = None, limit: web.Limit = 20, order: web.Order = "desc"
 ) -> dict[str, Any]:
     """What an automation fired, the newest first."""
-    rows = deliveries.page(
-        "by_trigger", automation.id, after=after, limit=limit + 1, descending=order == "desc"
-    )
+    rows = deliveries.page("by_trigger", automation, after=after, limit=limit + 1, descending=order == "desc")
     return web.page(views.deliveries(rows), limit, dict)
 
 

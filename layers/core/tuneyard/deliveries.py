@@ -58,6 +58,12 @@ def page(
     return table.listed(Delivery, index, owner, after=start, limit=limit, descending=descending)
 
 
+def fired_by(caller: Identity, automation_id: str) -> bool:
+    """Whether the team has a delivery that this automation fired, which may be deleted by now."""
+    newest = table.listed(Delivery, "by_trigger", automation_id, limit=1, descending=True)
+    return any(delivery.team == caller.team for delivery in newest)
+
+
 def attempts(delivery: Delivery) -> list[Attempt]:
     """The newest hundred attempts, oldest first; one that nobody lived to report on is among them as unknown."""
     found = table.children(Attempt, delivery.id, limit=100, descending=True)[::-1]
@@ -67,14 +73,13 @@ def attempts(delivery: Delivery) -> list[Attempt]:
     return found
 
 
-def body(delivery: Delivery, webhook: Webhook | None) -> str | None:
+def body(delivery: Delivery) -> str | None:
     """The body as it is sent, with every secret masked; None when it cannot be made."""
     event = table.get(ArtifactEvent, delivery.event_id)
     if event is None:
         return None
-    masked = payloads.masked(webhook.secret if webhook else None)
     try:
-        return payloads.render(delivery.template, event, delivery.values, masked).decode()
+        return payloads.shown(delivery.template, event, delivery.values).decode()
     except payloads.Unrenderable:
         return None
 

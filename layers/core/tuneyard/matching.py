@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ _AGGREGATES: dict[str, Callable[[list[float]], float]] = {
     "last": lambda values: values[0],
     "min": min,
     "max": max,
-    "avg": statistics.fmean,
+    "avg": lambda values: math.fsum(value / len(values) for value in values),
 }
 
 

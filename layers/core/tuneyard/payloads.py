@@ -121,9 +121,9 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def masked(secret: str | None) -> dict[str, str]:
-    """The secrets of a body that is shown and not sent."""
-    return {ACCESS_TOKEN: MASK} | ({secret: MASK} if secret else {})
+def shown(template: str | None, event: ArtifactEvent, more: Mapping[str, str]) -> bytes:
+    """The body as it may be shown: whatever is no other variable is, or was, a secret, and is masked."""
+    return render(template, event, more, _Masked())
 
 
 def is_text(value: Any) -> bool:
@@ -133,6 +133,16 @@ def is_text(value: Any) -> bool:
     except (UnicodeEncodeError, ValueError, RecursionError):
         return False
     return True
+
+
+class _Masked(dict[str, str]):
+    """Every secret that a webhook may have had, and none of their values."""
+
+    def __contains__(self, name: object) -> bool:
+        return name == ACCESS_TOKEN or (name not in RESERVED and not str(name).startswith(METADATA))
+
+    def __missing__(self, name: str) -> str:
+        return MASK
 
 
 def _parse(template: str) -> dict[str, Any]:

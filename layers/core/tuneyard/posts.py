@@ -116,9 +116,10 @@ def _credentials(webhook: Webhook, now: int) -> Credentials:
 
 
 def _forms(secret: str) -> set[str]:
-    """A secret as an endpoint may echo it: as it is, in JSON, in a URL, in base64."""
+    """A secret as an endpoint may echo it: as it is, without its prefix, in JSON, in a URL, in base64."""
     return {
         secret,
+        secret.removeprefix("whsec_"),
         json.dumps(secret)[1:-1],
         json.dumps(secret, ensure_ascii=False)[1:-1],
         quote(secret),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from typing import Any
 
@@ -113,15 +114,20 @@ def summary(groups: list[TrajectoryGroup]) -> dict[str, float]:
     result = {"exception_rate": exceptions / (len(trajectories) + exceptions)}
     if not trajectories:
         return result
-    result["reward"] = statistics.fmean(t.reward for t in trajectories)
+    result["reward"] = _mean([t.reward for t in trajectories])
     rewards = [[t.reward for t in group.trajectories] for group in groups if group.trajectories]
-    result["reward_std_dev"] = statistics.fmean(statistics.pstdev(values) for values in rewards)
+    result["reward_std_dev"] = _mean([statistics.pstdev(values) for values in rewards])
     values: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.metrics.items():
             if _is_number(value):
                 values.setdefault(name, []).append(float(value))
-    return result | {name: statistics.fmean(found) for name, found in values.items() if name not in result}
+    return result | {name: _mean(found) for name, found in values.items() if name not in result}
+
+
+def _mean(values: list[float]) -> float:
+    """The mean, of values too whose sum would be no number any more."""
+    return math.fsum(value / len(values) for value in values)
 
 
 def _is_number(value: Any) -> bool:
