@@ -107,11 +107,10 @@ class Chunk:
             for group in _groups(segments)
         ]
 
-    def lanes(self, kv_heads: int, context: int) -> tuple[Tensor, Tensor]:
-        """Where the keys, and the values, of each token go (T, Hkv), in a layer's memory seen as (-1, d)."""
+    def lanes(self, kv_heads: int, context: int) -> Tensor:
+        """Where the keys of each token go (T, Hkv), in a layer's memory seen as (-1, d)."""
         heads = self._rows[:, None] * 2 * kv_heads + np.arange(kv_heads)
-        keys = torch.from_numpy(heads * context + self._spans[:, None]).to(self.tokens.device)
-        return keys, keys + kv_heads * context
+        return torch.from_numpy(heads * context + self._spans[:, None]).to(self.tokens.device)
 
     def mix(self, held: Tensor, queries: Tensor) -> Tensor:
         """What the queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d), their own keys among it: (T, H * d)."""

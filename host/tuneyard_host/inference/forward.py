@@ -22,8 +22,8 @@ from .attention import Chunk, Segment
 from .lora import Mix
 from .weights import Layer, Linear, layers_of
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries (T, H, d), keys (T, Hkv, d), values (T, Hkv, d)) -> mixed values (T, H * d)."""
+Look = Callable[[int, Tensor], Tensor]
+"""(layer, queries (T, H, d)) -> the values that they find in memory, mixed (T, H * d)."""
 
 LONG_ROW = 256
 """What a separate attention call for one row costs, in positions that a batched call could look at instead."""
@@ -69,15 +69,12 @@ class Network:
     def prefill(self, segments: list[Segment], memory: Tensor, mix: Mix) -> Tensor:
         """Read the next part of some prompts; the hidden states (T, D) of their tokens, one after the other."""
         chunk = Chunk(segments, self.heads // self.kv_heads, self.dtype, self.device)
-        keys_at, values_at = chunk.lanes(self.kv_heads, memory.shape[4])
-        lanes = memory.view(len(memory), -1, self.head_dim).unbind()
+        keys_at = chunk.lanes(self.kv_heads, memory.shape[4])
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            lanes[layer].index_put_((keys_at,), k)
-            lanes[layer].index_put_((values_at,), v)
+        def look(layer: int, q: Tensor) -> Tensor:
             return chunk.mix(memory[layer], q)
 
-        return self._blocks(chunk.tokens, chunk.positions, attend, mix)
+        return self._blocks(chunk.tokens, chunk.positions, keys_at, memory, look, mix)
 
     def decode(self, tokens: np.ndarray, positions: np.ndarray, memory: Tensor, mix: Mix) -> Tensor:
         """One more token (B,) for each of the first B rows, at its position (B,); hidden states (B, D)."""
@@ -88,15 +85,10 @@ class Network:
         mask = mask.masked_fill_(~seen[:, None, None], -torch.inf).to(self.device)
         heads = np.arange(batch)[:, None] * 2 * self.kv_heads + np.arange(self.kv_heads)
         keys_at = torch.from_numpy(heads * context + positions[:, None]).to(self.device)
-        values_at = keys_at + self.kv_heads * context
-
-        lanes = memory.view(len(memory), -1, self.head_dim).unbind()
         near = memory[:, :batch, :, :, :reach]
         near_keys, near_values = near[:, :, 0].unbind(), near[:, :, 1].unbind()
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            lanes[layer].index_put_((keys_at,), k)
-            lanes[layer].index_put_((values_at,), v)
+        def look(layer: int, q: Tensor) -> Tensor:
             # The query heads that share a key head stand where other positions would: all see the same keys.
             queries = q.view(batch, self.kv_heads, -1, self.head_dim)
             mixed = F.scaled_dot_product_attention(
@@ -110,14 +102,22 @@ class Network:
         tokens_here, positions_here = (
             torch.from_numpy(array).to(self.device) for array in (tokens, positions)
         )
-        return self._blocks(tokens_here, positions_here, attend, mix)
+        return self._blocks(tokens_here, positions_here, keys_at, memory, look, mix)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, D) -> (B, V) in fp32."""
         return self.head(self._rms(hidden, self.norm)).float()
 
-    def _blocks(self, tokens: Tensor, positions: Tensor, attend: Attend, mix: Mix) -> Tensor:
-        """Token ids (T,) -> hidden states (T, D); ``attend`` stores keys and values and mixes over them."""
+    def _blocks(
+        self, tokens: Tensor, positions: Tensor, keys_at: Tensor, memory: Tensor, look: Look, mix: Mix
+    ) -> Tensor:
+        """Token ids (T,) -> hidden states (T, D), all but what looks at memory in the order that the mix wants.
+
+        ``keys_at`` (T, Hkv): where the keys of each token go, in a layer's memory seen as (-1, d).
+        """
+        tokens, positions, keys_at = map(mix.arranged, (tokens, positions, keys_at))
+        values_at = keys_at + self.kv_heads * memory.shape[4]
+        lanes = memory.view(len(memory), -1, self.head_dim).unbind()
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
         turning = self.heads + self.kv_heads
@@ -128,13 +128,15 @@ class Network:
             if layer.head_norm is not None:
                 qk = self._rms(qk, layer.head_norm)
             qk = (qk * cos).addcmul_(qk.roll(self.head_dim // 2, -1), sin)
-            h = attend(i, qk[:, : self.heads], qk[:, self.heads :], qkv[:, turning:])
+            lanes[i].index_put_((keys_at,), qk[:, self.heads :])
+            lanes[i].index_put_((values_at,), qkv[:, turning:])
+            h = mix.arranged(look(i, mix.restored(qk[:, : self.heads])))
             x = mix.add(i, "o", h, layer.o.onto(x, h))
             h = self._rms(x, layer.mlp_norm)
             gate, up = mix.add(i, "gate_up", h, layer.gate_up(h)).chunk(2, -1)
             h = F.silu(gate).mul_(up)
             x = mix.add(i, "down", h, layer.down.onto(x, h))
-        return x
+        return mix.restored(x)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (..., D) over the root of its mean square, times the weight."""
