@@ -39,6 +39,8 @@ class Network:
         self.epsilon: float = config.rms_norm_eps
         self.embedding: Tensor = model.model.embed_tokens.weight
         self.device, self.dtype = self.embedding.device, self.embedding.dtype
+        self._plain = self.device.type == "cpu" and self.dtype == torch.float32
+        """Where a few products of matrices are faster than torch's own kernels for attention and norms."""
         self.layers: list[Layer] = layers_of(model, context)
         self.norm: Tensor = model.model.norm.weight
         self.head = Linear(model.lm_head.weight.T, getattr(model.lm_head, "bias", None))
@@ -60,8 +62,8 @@ class Network:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
     def memory(self, rows: int, context: int) -> Tensor:
-        """Key-value memory (layers, rows, 2, Hkv, context, d), all zeros."""
-        shape = (len(self.layers), rows, 2, self.kv_heads, context, self.head_dim)
+        """Key-value memory (layers, 2, rows, Hkv, context, d), all zeros."""
+        shape = (len(self.layers), 2, rows, self.kv_heads, context, self.head_dim)
         if self.device.type == "cpu":
             return _untouched(math.prod(shape) * self.embedding.element_size(), self.dtype).view(shape)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -83,19 +85,16 @@ class Network:
         seen = torch.arange(reach) <= torch.from_numpy(positions)[:, None]
         mask = torch.zeros(batch, 1, 1, reach, dtype=self.dtype)
         mask = mask.masked_fill_(~seen[:, None, None], -torch.inf).to(self.device)
-        heads = np.arange(batch)[:, None] * 2 * self.kv_heads + np.arange(self.kv_heads)
+        heads = np.arange(batch)[:, None] * self.kv_heads + np.arange(self.kv_heads)
         keys_at = torch.from_numpy(heads * context + positions[:, None]).to(self.device)
-        near = memory[:, :batch, :, :, :reach]
-        near_keys, near_values = near[:, :, 0].unbind(), near[:, :, 1].unbind()
+        mix_near = self._by_products(memory, mask) if self._plain else self._by_kernel(memory, mask)
 
         def look(layer: int, q: Tensor) -> Tensor:
             # The query heads that share a key head stand where other positions would: all see the same keys.
             queries = q.view(batch, self.kv_heads, -1, self.head_dim)
-            mixed = F.scaled_dot_product_attention(
-                queries, near_keys[layer], near_values[layer], attn_mask=mask
-            )
+            mixed = mix_near(layer, queries)
             for row in long:
-                keys, values = memory[layer, row : row + 1, :, :, : positions[row] + 1].unbind(1)
+                keys, values = memory[layer, :, row : row + 1, :, : positions[row] + 1].unbind()
                 mixed[row] = F.scaled_dot_product_attention(queries[row : row + 1], keys, values)[0]
             return mixed.view(batch, -1)
 
@@ -116,7 +115,7 @@ class Network:
         ``keys_at`` (T, Hkv): where the keys of each token go, in a layer's memory seen as (-1, d).
         """
         tokens, positions, keys_at = map(mix.arranged, (tokens, positions, keys_at))
-        values_at = keys_at + self.kv_heads * memory.shape[4]
+        values_at = keys_at + memory[0, 0, ..., 0].numel()
         lanes = memory.view(len(memory), -1, self.head_dim).unbind()
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
@@ -138,12 +137,36 @@ class Network:
             x = mix.add(i, "down", h, layer.down.onto(x, h))
         return mix.restored(x)
 
+    def _by_kernel(self, memory: Tensor, mask: Tensor) -> Look:
+        """Torch's own attention of queries (B, Hkv, G, d) under a mask (B, 1, 1, reach)."""
+        near = memory[:, :, : len(mask), :, : mask.shape[-1]].unbind()
+
+        def mixed(layer: int, queries: Tensor) -> Tensor:
+            keys, values = near[layer]
+            return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+
+        return mixed
+
+    def _by_products(self, memory: Tensor, mask: Tensor) -> Look:
+        """The same; on a CPU, over short rows, in two thirds of the time."""
+        seen = mask.expand(-1, self.kv_heads, self.heads // self.kv_heads, -1).flatten(0, 1)
+        near = memory.flatten(2, 3)[:, :, : len(seen), : mask.shape[-1]]
+        keys, values = near[:, 0].mT.unbind(), near[:, 1].unbind()
+        scale = self.head_dim**-0.5
+
+        def mixed(layer: int, queries: Tensor) -> Tensor:
+            asked = queries.reshape(len(seen), -1, self.head_dim)
+            shares = torch.baddbmm(seen, asked, keys[layer], alpha=scale).softmax(-1)
+            return shares.bmm(values[layer]).view(queries.shape)
+
+        return mixed
+
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (..., D) over the root of its mean square, times the weight."""
-        if self.device.type != "cpu" or self.dtype != torch.float32:
+        if not self._plain:
             scaled = F.rms_norm(x, (x.shape[-1],), None, self.epsilon)
             return scaled * weight
-        # On a CPU torch's own takes seven passes; a matrix product sums faster than its sum does.
+        # Torch's own takes seven passes; a matrix product sums faster than its sum does.
         flat = x.reshape(-1, x.shape[-1])
         mean, epsilon = self._constants(*flat.shape)
         scale = torch.addmv(epsilon, flat * flat, mean).rsqrt_()
