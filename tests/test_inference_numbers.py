@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,19 @@ def test_greedy_answers_are_those_of_generate(house: House, reference: Any) -> N
         assert answer["choices"][0]["token_ids"] == expected[0, prompt.shape[1] :].tolist()
 
 
-def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [[2] * 9, [3, 5, 1, 0, 2, 1, 4, 1, 1], [2, 40, 7]],
+    ids=["as many of each", "few and unequal", "many of one"],
+)
+def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House, rows: list[int]) -> None:
+    """``rows``: how many requests name the base model, the first adapter, the second, ..."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import peft
-    names = [None, *[f"a{i}" for i in range(8)]] * 2
+    adapters = [None, *[f"a{i}" for i in range(8)]]
+    names = [name for name, count in zip(adapters, rows, strict=False) for _ in range(count)]
+    random.Random(1).shuffle(names)
     options = {
         "logprobs": True,
         "top_logprobs": 5,
@@ -114,13 +123,15 @@ def test_eight_adapters_and_the_base_in_one_batch_are_those_of_peft(house: House
         [(f"Question {i}", options | {"adapter": name, "seed": i}) for i, name in enumerate(names)]
     )
 
-    for answer, name in zip(answers, names, strict=True):
-        model = AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
+    models = {}
+    for name in set(names):
+        models[name] = AutoModelForCausalLM.from_pretrained(house.spec.source).eval()
         if name is not None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                model = peft.PeftModel.from_pretrained(model, str(house.bucket / name))
-        assert_same_numbers(answer, model)
+                models[name] = peft.PeftModel.from_pretrained(models[name], str(house.bucket / name))
+    for answer, name in zip(answers, names, strict=True):
+        assert_same_numbers(answer, models[name])
 
 
 def test_prompts_of_all_sizes_read_together_keep_their_own_numbers(house: House, reference: Any) -> None:

@@ -44,9 +44,9 @@ class Alone:
             self._seen = places <= places[segment.start :, None]
 
     def mix(self, held: Tensor, queries: Tensor, mixed: Tensor) -> None:
-        """Write to ``mixed`` (T, H, d) what its queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d)."""
+        """Write to ``mixed`` (T, H, d) what its queries (T, H, d) find in ``held`` (2, N, Hkv, L, d)."""
         groups = queries.shape[1] // held.shape[2]
-        keys, values = (held[self._row, i, None, :, : self._end].repeat_interleave(groups, 1) for i in (0, 1))
+        keys, values = (held[i, self._row, None, :, : self._end].repeat_interleave(groups, 1) for i in (0, 1))
         asked = queries[None, self._here].transpose(1, 2)
         out = F.scaled_dot_product_attention(
             asked, keys, values, attn_mask=self._seen, is_causal=self._triangle
@@ -77,10 +77,10 @@ class Together:
         self._mask = mask[:, None].repeat(1, 1, groups, 1).to(device)
 
     def mix(self, held: Tensor, queries: Tensor, mixed: Tensor) -> None:
-        """Write to ``mixed`` (T, H, d) what its queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d)."""
+        """Write to ``mixed`` (T, H, d) what its queries (T, H, d) find in ``held`` (2, N, Hkv, L, d)."""
         _, heads, size = queries.shape
         count, slots, kv_heads = len(self._rows), self._slots, held.shape[2]
-        keys, values = held[:, :, :, : self._reach].index_select(0, self._rows).unbind(1)
+        keys, values = (half[:, :, : self._reach].index_select(0, self._rows) for half in held)
         # The query heads that share a key head stand where other positions would: all see the same keys.
         asked = queries.index_select(0, self._places).view(count, slots, kv_heads, -1, size)
         asked = asked.permute(0, 2, 3, 1, 4).reshape(count, kv_heads, -1, size)
@@ -107,14 +107,13 @@ class Chunk:
             for group in _groups(segments)
         ]
 
-    def lanes(self, kv_heads: int, context: int) -> tuple[Tensor, Tensor]:
-        """Where the keys, and the values, of each token go (T, Hkv), in a layer's memory seen as (-1, d)."""
-        heads = self._rows[:, None] * 2 * kv_heads + np.arange(kv_heads)
-        keys = torch.from_numpy(heads * context + self._spans[:, None]).to(self.tokens.device)
-        return keys, keys + kv_heads * context
+    def lanes(self, kv_heads: int, context: int) -> Tensor:
+        """Where the keys of each token go (T, Hkv), in a layer's memory seen as (-1, d)."""
+        heads = self._rows[:, None] * kv_heads + np.arange(kv_heads)
+        return torch.from_numpy(heads * context + self._spans[:, None]).to(self.tokens.device)
 
     def mix(self, held: Tensor, queries: Tensor) -> Tensor:
-        """What the queries (T, H, d) find in ``held`` (N, 2, Hkv, L, d), their own keys among it: (T, H * d)."""
+        """What the queries (T, H, d) find in ``held`` (2, N, Hkv, L, d), their own keys among it: (T, H * d)."""
         mixed = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for part in self._parts:
             part.mix(held, queries, mixed)

@@ -1,7 +1,9 @@
-"""LoRA adapters, and any mix of them in one batch.
+"""LoRA adapters, and any mix of them in one batch: y + (x A) B with each row's own A and B.
 
-Rows are brought together by adapter, in groups of equal size, and two batched matrix products per site do the work of
-all: y + (x A) B with each row's own A and B. No row pays for another's adapter, and each adapter is read once.
+A batch is computed in an order in which the rows of an adapter stand together. Where all adapters have equally many,
+two batched matrix products per site do the work of all, in place; else each adapter's part is changed on its own. Only
+where that would be many small products are the rows gathered for each site, into groups padded to equal size. No row
+pays for another's adapter, and each adapter is read once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
@@ -24,6 +27,9 @@ SITES = {
     "down": ("mlp.down_proj",),
 }
 UNSUPPORTED = ("use_dora", "modules_to_save", "trainable_token_indices", "layer_replication", "lora_bias")
+
+FEW = 16
+"""Rows of an adapter, on average, below which two products of its own cost more than gathering and padding."""
 
 Pair = tuple[Tensor, Tensor]
 """A (in, R) and B (R, out) of one site; the scale is in B."""
@@ -47,61 +53,95 @@ class Mix:
     def __init__(self, adapters: Sequence[Adapter | None]) -> None:
         """``adapters``: each different one that rows of the batch have; None is the base model, which adds nothing."""
         real = [adapter for adapter in adapters if adapter is not None]
-        self._index = {_name(adapter): i for i, adapter in enumerate(adapters)}
+        self._index = {adapter.id: i for i, adapter in enumerate(real)}
         self._pairs: list[dict[str, Pair]] = []
         """(n, in, R) and (n, R, out) for each layer and site."""
         self._names: list[str] = []
+        self._sizes: list[int] = []
+        """How many rows each adapter has."""
+        self._even = True
+        self._real = 0
+        """How many have one: those come first."""
         self._order: Tensor | None = None
         self._back: Tensor | None = None
+        self._padded: tuple[Tensor, Tensor] | None = None
+        """Which rows stand in groups of equal size, and where each row stands among them."""
         ranks = {site: max((adapter.rank(site) for adapter in real), default=0) for site in SITES}
         for layer in range(len(real[0].pairs) if real else 0):
-            alike = real[0].pairs[layer]
-            pairs = [alike if adapter is None else adapter.pairs[layer] for adapter in adapters]
-            stacked = {site: _stacked([pair[site] for pair in pairs], ranks[site]) for site in SITES}
-            for i, adapter in enumerate(adapters):
-                if adapter is None:
-                    for _, b in stacked.values():
-                        b[i] = 0
-            self._pairs.append(stacked)
+            pairs = [adapter.pairs[layer] for adapter in real]
+            self._pairs.append(
+                {site: _stacked([pair[site] for pair in pairs], ranks[site]) for site in SITES}
+            )
 
     def covers(self, adapters: Sequence[Adapter | None]) -> bool:
         """Whether this mix can serve them, without carrying twice their number."""
-        needed = {_name(adapter) for adapter in adapters}
-        return needed <= self._index.keys() and len(self._index) < 2 * len(needed)
+        needed = {adapter.id for adapter in adapters if adapter is not None}
+        return needed <= self._index.keys() and len(self._index) < 2 * max(1, len(needed))
 
     def choose(self, owners: Sequence[Adapter | None]) -> Mix:
         """Say which adapter each row of the coming batch has."""
-        names = [_name(owner) for owner in owners]
-        if len(self._index) > 1 and names != self._names:
+        names = ["" if owner is None else owner.id for owner in owners]
+        if names != self._names:
             self._names = names
-            groups: list[list[int]] = [[] for _ in self._index]
-            places = []
-            for row, name in enumerate(names):
-                group = groups[self._index[name]]
-                places.append((self._index[name], len(group)))
-                group.append(row)
-            size = max(map(len, groups))
-            device = self._pairs[0]["o"][0].device
-            self._order = torch.tensor(
-                [row for g in groups for row in g + [0] * (size - len(g))], device=device
-            )
-            self._back = torch.tensor([group * size + place for group, place in places], device=device)
+            count = len(self._index)
+            places = np.array([self._index[name] if name else count for name in names])
+            *self._sizes, plain = np.bincount(places, minlength=count + 1).tolist()
+            self._real = len(names) - plain
+            self._even = len(set(self._sizes)) < 2
+            few = not self._even and self._real < FEW * np.count_nonzero(self._sizes)
+            order = (places == count if few else places).argsort(kind="stable")
+            self._padded = self._padding(places[order[: self._real]]) if few else None
+            self._order = self._back = None
+            if (order[1:] < order[:-1]).any():
+                self._order, self._back = self._placed(order), self._placed(order.argsort())
         return self
 
+    def arranged(self, x: Tensor) -> Tensor:
+        """x (T, ...) in the order in which this mix computes."""
+        return x if self._order is None else x.index_select(0, self._order)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """x (T, ...) in the order of the batch again."""
+        return x if self._back is None else x.index_select(0, self._back)
+
     def add(self, layer: int, site: str, x: Tensor, y: Tensor) -> Tensor:
-        """y (T, out), changed in place by the rows' own low-rank functions of x (T, in)."""
-        if not self._pairs:
+        """y (T, out), changed in place by the rows' own low-rank functions of x (T, in), both arranged."""
+        if not self._real:
             return y
         a, b = self._pairs[layer][site]
-        if self._order is None or self._back is None:
-            return y.addmm_(x.mm(a[0]), b[0])
-        grouped = x.index_select(0, self._order).view(len(a), -1, x.shape[1])
-        changes = grouped.bmm(a).bmm(b).view(-1, y.shape[1])
-        return y.add_(changes.index_select(0, self._back))
+        if self._real < len(x):
+            self._add(a, b, x[: self._real], y[: self._real])
+        else:
+            self._add(a, b, x, y)
+        return y
 
+    def _add(self, a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> None:
+        if len(a) == 1:
+            y.addmm_(x.mm(a[0]), b[0])
+        elif self._even:
+            y.view(len(b), -1, y.shape[1]).baddbmm_(x.view(len(a), -1, x.shape[1]).bmm(a), b)
+        elif self._padded is not None:
+            groups, places = self._padded
+            changes = x.index_select(0, groups).view(len(a), -1, x.shape[1]).bmm(a).bmm(b)
+            y.add_(changes.view(-1, y.shape[1]).index_select(0, places))
+        else:
+            for own, changed, down, up in zip(x.split(self._sizes), y.split(self._sizes), a, b, strict=True):
+                if len(own):
+                    changed.addmm_(own.mm(down), up)
 
-def _name(adapter: Adapter | None) -> str:
-    return "" if adapter is None else adapter.id
+    def _padding(self, adapters: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Groups for rows that have these adapters."""
+        together, sizes = adapters.argsort(kind="stable"), np.array(self._sizes)
+        slots = np.arange(sizes.max())
+        there = slots < sizes[:, None]
+        groups = np.zeros(there.shape, np.int64)
+        groups[there] = together
+        places = np.empty_like(together)
+        places[together] = np.flatnonzero(there)
+        return self._placed(groups.ravel()), self._placed(places)
+
+    def _placed(self, index: np.ndarray) -> Tensor:
+        return torch.from_numpy(index).to(self._pairs[0]["o"][0].device)
 
 
 def _stacked(pairs: list[Pair], rank: int) -> Pair:

@@ -13,11 +13,11 @@ from .sampling import KNOBS
 
 
 class Rows:
-    """The static memory (layers, N, 2, Hkv, L, d) and one line of bookkeeping for each of its N rows."""
+    """The static memory (layers, 2, N, Hkv, L, d) and one line of bookkeeping for each of its N rows."""
 
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
-        self.count, self.context = memory.shape[1], memory.shape[4]
+        self.count, self.context = memory.shape[2], memory.shape[4]
         self.held = np.zeros((self.count, self.context), np.int32)
         """The tokens a row has read, or is about to: the prompt is written here on admission."""
         self.promised = np.zeros(self.count, np.int64)
@@ -67,14 +67,14 @@ class Rows:
             return
         size = int(max(self.filled[a], self.filled[b]))
         if size:
-            kept = self.memory[:, a, :, :, :size].clone()
-            self.memory[:, a, :, :, :size] = self.memory[:, b, :, :, :size]
-            self.memory[:, b, :, :, :size] = kept
+            kept = self.memory[:, :, a, :, :size].clone()
+            self.memory[:, :, a, :, :size] = self.memory[:, :, b, :, :size]
+            self.memory[:, :, b, :, :size] = kept
         for line in self._lines:
             line[[a, b]] = line[[b, a]]
 
     def _copy(self, source: int, target: int, size: int) -> None:
-        self.memory[:, target, :, :, :size] = self.memory[:, source, :, :, :size]
+        self.memory[:, :, target, :, :size] = self.memory[:, :, source, :, :size]
 
     def abandon(self, row: int) -> None:
         """The row will read no more than it has."""
@@ -82,7 +82,7 @@ class Rows:
 
     def clear(self, row: int) -> None:
         """Wipe what a row holds: numbers that are not finite would reach whoever has the row next, masked or not."""
-        self.memory[:, row, :, :, : int(self.filled[row]) + 1].zero_()
+        self.memory[:, :, row, :, : int(self.filled[row]) + 1].zero_()
         self.filled[row] = 0
 
     def forget(self) -> None:
