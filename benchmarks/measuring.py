@@ -58,8 +58,8 @@ def interleaved_ms(actions: dict[str, Callable[[], Any]], *, times: int, warm: i
 
 
 @contextmanager
-def stack() -> Iterator[tuple[httpx.Client, dict[str, Any], Path]]:
-    """A local stack of its own: a client with its key, what it announced, and its state folder."""
+def stack(*options: str) -> Iterator[tuple[httpx.Client, dict[str, Any], Path]]:
+    """A local stack of its own, with these options: a client with its key, what it announced, and its state folder."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         command = [
@@ -72,6 +72,7 @@ def stack() -> Iterator[tuple[httpx.Client, dict[str, Any], Path]]:
             "--port",
             "0",
             "--json",
+            *options,
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

@@ -20,7 +20,7 @@ from measuring import Result
 
 HERE = Path(__file__).parent
 ALL = ["imports", "handlers", "pages", "jobs", "training", "inference", "webhooks"]
-NAMED = ["inference_100m"]
+NAMED = ["inference_100m", "vllm_door"]
 
 
 def main(names: list[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,18 @@ def test_each_environment_variable_is_a_setting(template: dict[str, Any]):
     assert required <= trainers <= known
 
 
+@pytest.fixture
+def loop() -> Iterator[None]:
+    """An event loop in this thread, as a handler finds it in Lambda; ``asyncio.run`` of another test took it away."""
+    made = asyncio.new_event_loop()
+    asyncio.set_event_loop(made)
+    yield
+    asyncio.set_event_loop(None)
+    made.close()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "events").glob("*.json")), ids=lambda path: path.stem)
-def test_each_sample_event_goes_through_its_real_handler(path: Path, key: str):
+def test_each_sample_event_goes_through_its_real_handler(path: Path, key: str, loop: None):
     function, name = path.stem.split(".")
     event = json.loads(path.read_text().replace("$KEY", key))
     module = doors.modules()[function]
