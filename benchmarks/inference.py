@@ -239,10 +239,18 @@ class _Bench:
             runs["transformers serve"] = (self.served.pid, partial(self.serves, crowd))
         found: dict[str, list[Speed]] = {name: [] for name in runs}
         for number in range(self.rounds):
-            for name in list(runs) if number % 2 else reversed(runs):
+            for name in list(runs if number % 2 else reversed(runs)):
                 pid, run = runs[name]
                 cpu, began = _cpu_seconds(pid), time.perf_counter()
-                written = await run()
+                try:
+                    written = await run()
+                except AssertionError as error:
+                    if name != "transformers serve":
+                        raise
+                    sys.stderr.write(f"transformers serve is left out: {error}\n")
+                    self.served, found = None, {one: each for one, each in found.items() if one != name}
+                    del runs[name]
+                    continue
                 seconds = time.perf_counter() - began
                 found[name].append(Speed(written / (_cpu_seconds(pid) - cpu), written / seconds, seconds))
         return {name: Speed.median(each) for name, each in found.items()}

@@ -25,8 +25,8 @@ def measure() -> list[Result]:
     url, source = os.environ["TUNEYARD_VLLM_URL"], os.environ["TUNEYARD_VLLM_SOURCE"]
     with tempfile.TemporaryDirectory() as folder:
         spec = f"served/base={source},engine_url={url},engine_folder={folder}"
-        with stack("--base-model", spec) as (client, told, _):
-            ours = f"{client.base_url}v1/chat/completions", told["api_key"], "served/base"
+        with stack("--base-model", spec) as (_, told, _):
+            ours = f"{told['base_url']}/v1/chat/completions", told["api_key"], "served/base"
             return asyncio.run(_measure(ours, url, os.environ["TUNEYARD_VLLM_API_KEY"]))
 
 
