@@ -138,7 +138,8 @@ def deploy() -> None:
     kept = {
         name: resource
         for name, resource in template["Resources"].items()
-        if not resource["Type"].startswith(("AWS::Serverless", "AWS::CloudWatch"))
+        if not resource["Type"].startswith(("AWS::Serverless", "AWS::Lambda", "AWS::CloudWatch"))
+        and "Condition" not in resource
     }
     outputs = {name: value for name, value in template["Outputs"].items() if "Api" not in json.dumps(value)}
     client = boto3.client("cloudformation")
