@@ -1,8 +1,8 @@
 """Chats through our door and a vLLM server, against the same vLLM server alone, in turns.
 
 For a vLLM server that is running with `--enable-lora` and the settings of docs/aws.md: TUNEYARD_VLLM_URL is its
-address, TUNEYARD_VLLM_API_KEY its key, TUNEYARD_VLLM_SOURCE the folder or hub id of its base model. The goal is one for a
-GPU; where vLLM computes on the same few cores as all the others, each of them takes from it.
+address, TUNEYARD_VLLM_API_KEY its key, TUNEYARD_VLLM_SOURCE the folder or hub id of its base model. The goal is one for
+a GPU; where vLLM computes on the same few cores as all the others, each of them takes from it.
 """
 
 from __future__ import annotations
