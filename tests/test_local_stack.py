@@ -185,6 +185,25 @@ def test_no_process_outlives_a_killed_parent(tmp_path: Path):
         assert left_of(family, seconds=25) == []
 
 
+def test_replay_on_the_command_line_makes_the_same_adapter_as_the_stacks_trainer(stack: Stack):
+    with http(stack) as client:
+        model = make_model(client, "replayed")
+        rollouts = [
+            {"messages_and_choices": [*ASK, {"role": "assistant", "content": answer}], "reward": reward}
+            for answer, reward in (("yes", 0.0), ("no", 0.5), ("maybe", 1.0))
+        ]
+        body = {"model_id": model["id"], "trajectory_groups": [{"trajectories": rollouts}]}
+        body["experimental_config"] = {"allow_training_without_logprobs": True}
+        job = client.post("/v1/preview/training-jobs", json=body).json()
+        path = f"/v1/preview/training-jobs/{job['id']}"
+        until(lambda: client.get(path).json()["status"] in ("succeeded", "failed"), seconds=100)
+
+    command = [sys.executable, "-m", "tuneyard_host.cli", "replay", job["id"], "--state", str(stack.state)]
+    told = subprocess.run(command, capture_output=True, text=True)
+
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "The same adapter."), told
+
+
 @pytest.mark.slow
 def test_two_processes_train_a_job_together(stack: Stack):
     alone = process_named(stack, "trainer")

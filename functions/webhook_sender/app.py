@@ -42,16 +42,14 @@ def sweep(event: dict[str, Any], context: object) -> None:  # noqa: ARG001
 
 
 def _match(body: dict[str, Any]) -> None:
+    now = clock.now_ms()
     if "detail" in body:
-        matcher.match(body["detail"]["id"], now=clock.now_ms())
-        return
-    after = Place(*body["after"]) if body["after"] else None
-    if "webhook_id" in body:
-        deliveries.go_on(
-            body["webhook_id"], since=body["since"], after=Place(*body["after"]), now=clock.now_ms()
-        )
-        return
-    matcher.match(body["event_id"], now=clock.now_ms(), scope=body["scope"], after=after)
+        matcher.match(body["detail"]["id"], now=now)
+    elif "webhook_id" in body:
+        deliveries.go_on(body["webhook_id"], since=body["since"], after=Place(*body["after"]), now=now)
+    else:
+        after = Place(*body["after"]) if body["after"] else None
+        matcher.match(body["event_id"], now=now, scope=body["scope"], after=after)
 
 
 def _left(failed: dict[str, Exception]) -> dict[str, Any]:

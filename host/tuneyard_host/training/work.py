@@ -134,12 +134,14 @@ def _learner(job: Job, model: Model, *, shard: bool) -> Learner:
 def replay(job: Job) -> tuple[str, str]:
     """Train a job that succeeded again from its stored input; the SHA-256 of its adapter then, and of the one now.
 
+    On as many threads as then: another number adds up in another order.
     Raises NotFound when the job made no checkpoint that is still there, TrainingError when its input is gone.
     """
     model = table.get(Model, job.model_id)
     made = table.get(Checkpoint, job.model_id, job.checkpoint_step) if model and job.checkpoint_step else None
     if model is None or made is None:
         raise NotFound(f"Job {job.id!r} is {job.status}, and there is no checkpoint of it to compare with.")
+    torch.set_num_threads(made.lineage["threads"])
     learner = adapters.learner_for(bases.load(base_spec(job)), model.lora)
     _, steps = prepare(job, read_input(job), learner)
     for _ in steps(0):
@@ -294,6 +296,7 @@ def _lineage(job: Job, learner: Learner, body: bytes) -> dict[str, Any]:
         "config": job.config,
         "experimental_config": job.experimental_config,
         "seed": _seed(job),
+        "threads": torch.get_num_threads(),
         "versions": {
             "tuneyard": tuneyard.__version__,
             "torch": torch.__version__,

@@ -35,6 +35,7 @@ class Result(NamedTuple):
 
 
 def post(claimed: Claimed, *, now: int) -> Sent:
+    """Send the request; what the endpoint answered, or why there is nothing to send."""
     delivery = claimed.delivery
     message = posts.Message(delivery.id, delivery.attempts, claimed.event, delivery.template, delivery.values)
     try:
@@ -44,6 +45,7 @@ def post(claimed: Claimed, *, now: int) -> Sent:
 
 
 def result(claimed: Claimed, sent: Sent, *, now: int) -> Result:
+    """What follows from the answer: whether and when the delivery is tried again, and the rows to write."""
     delivery = claimed.delivery
     if isinstance(sent, payloads.Unrenderable):
         after, write = deliveries.moved(
