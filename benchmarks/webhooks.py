@@ -183,10 +183,8 @@ class Bench:
         from tuneyard import artifacts, credentials, teams
         from tuneyard.records import Identity, Role
         from tuneyard.settings import settings
-        from tuneyard_host.local import doors, sender
-        from tuneyard_host.local.consumers import BATCH, Consumer
+        from tuneyard_host.local import sender
 
-        module = doors.modules()["webhook_sender"]
         self.hooks, self.settings = Hooks(hooks), settings()
         self.caller = Identity("acme", "ada", Role.ADMIN, "k")
         teams.create_team("acme")
@@ -195,11 +193,7 @@ class Bench:
         self.of, self.version, _ = artifacts.add_version(
             self.caller, "acme/p", "data", files={}, metadata={"a": 1}
         )
-        self.match = Consumer(self.settings.event_queue_url, module.match, most=4, hidden=15)
-        self.sender = lambda: Consumer(
-            self.settings.delivery_queue_url, module.send, most=sender.SENDERS, hidden=60, batch=BATCH
-        )
-        self.send = self.sender()
+        self.match, self.send = sender.matching(), sender.sending()
 
     def automation(self, path: str) -> str:
         """A webhook and an automation of every alias."""
@@ -333,6 +327,7 @@ def from_event_to_post() -> list[Result]:
 def deliveries_a_second(bench: Bench, many: int) -> list[Result]:
     """Deliveries of rows that are there already, to 20 webhooks, against the bare loops."""
     from tuneyard import queues
+    from tuneyard_host.local import sender
 
     made = [bench.automation("/rate") for _ in range(20)]
     bench.send.stop()
@@ -340,7 +335,7 @@ def deliveries_a_second(bench: Bench, many: int) -> list[Result]:
         bench.fire()
     while queues.waiting(bench.settings.delivery_queue_url) < many // 10:
         time.sleep(0.2)
-    bench.send = bench.sender()
+    bench.send = sender.sending()
     began = time.time()
     bench.send.start()
     rate = many / (bench.hooks.arrived("/rate", many=many, every=0.5)[-1] - began)

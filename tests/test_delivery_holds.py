@@ -165,17 +165,22 @@ def test_a_hopeless_webhook_is_disabled_by_one_event_and_can_be_recovered(
     assert {row["status"] for row in office.history(automation)} == {"succeeded"}
 
 
-def test_what_an_automation_still_had_to_deliver_is_cancelled_with_it(
-    office: Office, receiver: Receiver, api: TestClient
+def test_what_an_automation_still_had_to_deliver_is_cancelled_with_it_and_stays_readable(
+    office: Office, receiver: Receiver, api: TestClient, stranger: dict[str, str]
 ):
     delivery = office.fire(receiver.always("/hook", answer(500)))
-    assert api.delete(f"/v1/automations/{office.row(delivery).automation_id}").status_code == 200
+    row = office.row(delivery)
+    assert api.delete(f"/v1/automations/{row.automation_id}").status_code == 200
+    assert api.delete(f"/v1/teams/acme/webhooks/{row.webhook_id}").status_code == 200
 
     office.due(delivery)
 
     assert office.delivery(delivery)["status"] == "cancelled"
     assert len(receiver.received) == 1
     assert api.post(f"/v1/deliveries/{delivery}/redeliver").status_code == 409
+    history = f"webhooks/{row.webhook_id}/deliveries"
+    assert [one["id"] for one in api.get(f"/v1/teams/acme/{history}").json()["data"]] == [delivery]
+    assert api.get(f"/v1/teams/rivals/{history}", headers=stranger).status_code == 404
 
 
 def test_a_loop_is_stopped_at_sixty_a_minute(

@@ -131,6 +131,13 @@ def one_webhook(webhook_id: str, caller: Annotated[Identity, Depends(own)]) -> W
     return webhooks.get(caller, webhook_id)
 
 
+def once_webhook(webhook_id: str, caller: Annotated[Identity, Depends(own)]) -> str:
+    """The id of the webhook that the path names; one that was deleted is known by what it was sent."""
+    if deliveries.some(caller, "by_webhook", webhook_id):
+        return webhook_id
+    return webhooks.get(caller, webhook_id).id
+
+
 def one_automation(automation_id: str, caller: Caller) -> Automation:
     """The automation that the path names."""
     return automations.get(caller, automation_id)
@@ -138,11 +145,9 @@ def one_automation(automation_id: str, caller: Caller) -> Automation:
 
 def once_automation(automation_id: str, caller: Caller) -> str:
     """The id of the automation that the path names; one that was deleted is known by what it fired."""
-    return (
-        automation_id
-        if deliveries.fired_by(caller, automation_id)
-        else automations.get(caller, automation_id).id
-    )
+    if deliveries.some(caller, "by_trigger", automation_id):
+        return automation_id
+    return automations.get(caller, automation_id).id
 
 
 def one_delivery(delivery_id: str, caller: Caller) -> Delivery:
@@ -158,6 +163,7 @@ def own_host(request: Request) -> str:
 Member = Annotated[Identity, Depends(own)]
 Admin = Annotated[Identity, Depends(administrator)]
 OneWebhook = Annotated[Webhook, Depends(one_webhook)]
+OnceWebhook = Annotated[str, Depends(once_webhook)]
 OneAutomation = Annotated[Automation, Depends(one_automation)]
 OnceAutomation = Annotated[str, Depends(once_automation)]
 OneDelivery = Annotated[Delivery, Depends(one_delivery)]
@@ -227,10 +233,10 @@ def test_webhook(
 
 @router.get(_WEBHOOKS + "/{webhook_id}/deliveries")
 def list_webhook_deliveries(
-    webhook: OneWebhook, after: web.After = None, limit: web.Limit = 20, order: web.Order = "desc"
+    webhook: OnceWebhook, after: web.After = None, limit: web.Limit = 20, order: web.Order = "desc"
 ) -> dict[str, Any]:
-    """The deliveries of a webhook, the newest first."""
-    rows = deliveries.page("by_webhook", webhook.id, after=after, limit=limit + 1, descending=order == "desc")
+    """The deliveries of a webhook, the newest first; also of one that was deleted."""
+    rows = deliveries.page("by_webhook", webhook, after=after, limit=limit + 1, descending=order == "desc")
     return web.page(views.deliveries(rows), limit, dict)
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
     from mypy_boto3_sqs.type_defs import MessageTypeDef
 
-AT_WORK, WAITING_SECONDS = 4, 1.0
-"""Calls that may work at the same time; one that takes longer waits for somebody's endpoint and no longer counts."""
+AT_WORK = 4
+"""Calls that may work at the same time; those that only wait for somebody's endpoint do not count."""
 BATCH = 3
 """Messages that one call of the sender gets, each of which rings for up to ten deliveries."""
 _DELETED = 10
@@ -36,21 +36,26 @@ class Consumer:
     """Takes messages from one queue, in at most ``most`` calls of its handler, each of at most ``batch`` messages.
 
     Failures stay in the queue. A message comes back after ``hidden`` seconds when we are killed with it in hand.
+    ``waiting`` tells how many of the calls only wait for others at this moment.
     """
 
-    def __init__(self, queue_url: str, handler: Handler, *, most: int, hidden: int, batch: int = 1) -> None:
-        self.queue_url, self.handler, self.most, self.hidden, self.batch = (
-            queue_url,
-            handler,
-            most,
-            hidden,
-            batch,
-        )
+    def __init__(
+        self,
+        queue_url: str,
+        handler: Handler,
+        *,
+        most: int,
+        hidden: int,
+        batch: int = 1,
+        waiting: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.queue_url, self.handler, self.waiting = queue_url, handler, waiting
+        self.most, self.hidden, self.batch = most, hidden, batch
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
         self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=4))
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._calls: dict[int, float] = {}
-        """When each call in hand began."""
+        self._calls: set[int] = set()
+        """The calls in hand."""
         self._done: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._receive, daemon=True)
 
@@ -75,23 +80,22 @@ class Consumer:
             try:
                 self._delete_done(least)
                 if not self._has_room():
-                    self._ended.wait(0.05)
+                    self._ended.wait(0.01)
                     self._ended.clear()
                     continue
                 messages = self._next()
                 least = _DELETED if len(messages) == self.batch else 1
                 if messages:
                     number += 1
-                    self._calls[number] = time.monotonic()
+                    self._calls.add(number)
                     self._pool.submit(self._work, number, messages)
             except Exception:
                 logger.exception("queue cannot be read")
                 self._stopped.wait(1)
 
     def _has_room(self) -> bool:
-        began = list(self._calls.values())
-        at_work = sum(time.monotonic() - one < WAITING_SECONDS for one in began)
-        return len(began) < self.most and at_work < AT_WORK
+        calls = len(self._calls)
+        return calls < self.most and calls - self.waiting() < AT_WORK
 
     def _next(self) -> list[MessageTypeDef]:
         answer = self._client.receive_message(
@@ -121,5 +125,5 @@ class Consumer:
         except Exception:
             logger.exception("messages failed")
         finally:
-            del self._calls[number]
+            self._calls.discard(number)
             self._ended.set()

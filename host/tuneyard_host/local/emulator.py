@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -22,6 +23,7 @@ logger = logging.getLogger("tuneyard.emulator")
 SAVE = "/_tuneyard/save"
 LEAST_FREE_BYTES = 50_000_000
 _READS = ("Get", "Describe", "List", "Query", "Scan", "BatchGet", "Receive", "Head", "Lookup")
+_RINGS = ("SendMessage", "SendMessageBatch", "PutEvents")
 
 
 def environment(folder: Folder, *, port: int) -> dict[str, str]:
@@ -38,13 +40,15 @@ def serve(listener: socket.socket, folder: Path) -> None:
     """Serve until SIGTERM, then save everything; needs ``environment`` to be set before the process starts."""
     import uvicorn
     from ministack import app as ministack
+    from ministack.services import sqs
 
     from tuneyard_host.local import snapshots
 
     snapshots.tidy(folder)
     snapshots.look_at(folder / "current")
     ministack.save_all = lambda _: None  # at its end it would overwrite the files of ``current`` one by one
-    guarded = Guarded(ministack.app, snapshots.Snapshots(folder))
+    bell = sqs.asyncio = Bell()
+    guarded = Guarded(ministack.app, snapshots.Snapshots(folder), bell)
     server = uvicorn.Server(
         uvicorn.Config(
             guarded, log_level="warning", access_log=False, server_header=False, date_header=False, lifespan="on",
@@ -60,11 +64,30 @@ def is_full(folder: Path) -> bool:
     return shutil.disk_usage(folder).free < LEAST_FREE_BYTES
 
 
+class Bell:
+    """``asyncio`` for the emulator's queues: a long poll of theirs looks ten times a second, and here when it rings."""
+
+    iscoroutine = staticmethod(asyncio.iscoroutine)
+
+    def __init__(self) -> None:
+        self._rung = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long, or until a message was sent."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._rung.wait(), seconds)
+
+    def ring(self) -> None:
+        """Have every queue looked at now."""
+        self._rung.set()
+        self._rung = asyncio.Event()
+
+
 class Guarded:
     """The emulator, with its snapshots, shut to web pages and shut while it cannot keep what it is told."""
 
-    def __init__(self, app: Any, snapshots: Any) -> None:
-        self.app, self.snapshots = app, snapshots
+    def __init__(self, app: Any, snapshots: Any, bell: Bell) -> None:
+        self.app, self.snapshots, self.bell = app, snapshots, bell
         self._full, self._looked = False, 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -93,6 +116,8 @@ class Guarded:
             self.snapshots.changed()
             await self.app(scope, receive, send)
             self.snapshots.changed()
+            if _operation(scope) in _RINGS:
+                self.bell.ring()
 
     async def _save(self, send: Send) -> None:
         from tuneyard_host.local.snapshots import NotSaved
@@ -116,8 +141,11 @@ def _reads(scope: Scope) -> bool:
     """Whether a request certainly changes nothing worth a snapshot; a message that was only received comes again."""
     if scope["method"] in ("GET", "HEAD", "OPTIONS"):
         return True
-    target = _header(scope, b"x-amz-target")
-    return target.rsplit(".", 1)[-1].startswith(_READS)
+    return _operation(scope).startswith(_READS)
+
+
+def _operation(scope: Scope) -> str:
+    return _header(scope, b"x-amz-target").rpartition(".")[2]
 
 
 def _from_elsewhere(scope: Scope) -> bool:

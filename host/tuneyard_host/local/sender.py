@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 
+from tuneyard.places import ours
 from tuneyard.settings import settings
 from tuneyard_host.local import doors
 from tuneyard_host.local.consumers import BATCH, Consumer
@@ -17,17 +18,26 @@ MATCHERS, SENDERS, SWEEP_SECONDS, SECONDS_TO_FINISH = 4, 64, 2.0, 2.0
 logger = logging.getLogger("tuneyard.sender")
 
 
+def matching() -> Consumer:
+    """What matches events with automations."""
+    match = doors.module("webhook_sender").match
+    return Consumer(settings().event_queue_url, match, most=MATCHERS, hidden=15)
+
+
+def sending() -> Consumer:
+    """What sends deliveries."""
+    send = doors.module("webhook_sender").send
+    queue = settings().delivery_queue_url
+    return Consumer(queue, send, most=SENDERS, hidden=60, batch=BATCH, waiting=lambda: ours.waiters)
+
+
 def serve() -> None:
     """Match, send and sweep until SIGTERM; what is not finished soon afterwards goes on at the next start."""
     logging.basicConfig(format="%(asctime)s %(name)s %(message)s")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    module = doors.module("webhook_sender")
-    consumers = [
-        Consumer(settings().event_queue_url, module.match, most=MATCHERS, hidden=15),
-        Consumer(settings().delivery_queue_url, module.send, most=SENDERS, hidden=60, batch=BATCH),
-    ]
+    module, consumers = doors.module("webhook_sender"), (matching(), sending())
     for consumer in consumers:
         consumer.start()
     while not stop.is_set():

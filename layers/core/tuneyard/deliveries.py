@@ -58,9 +58,9 @@ def page(
     return table.listed(Delivery, index, owner, after=start, limit=limit, descending=descending)
 
 
-def fired_by(caller: Identity, automation_id: str) -> bool:
-    """Whether the team has a delivery that this automation fired, which may be deleted by now."""
-    newest = table.listed(Delivery, "by_trigger", automation_id, limit=1, descending=True)
+def some(caller: Identity, index: Literal["by_webhook", "by_trigger"], owner: str) -> bool:
+    """Whether the team has a delivery of this webhook or automation, which may be deleted by now."""
+    newest = table.listed(Delivery, index, owner, limit=1, descending=True)
     return any(delivery.team == caller.team for delivery in newest)
 
 

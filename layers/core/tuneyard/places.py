@@ -6,11 +6,12 @@ latest. Who finds every place taken stands in line, and tells a holder to go on 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from boto3.dynamodb.conditions import Attr
 
@@ -28,6 +29,8 @@ class Ours:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.waiters = 0
+        """Calls of the sender that have nothing to do but to wait for endpoints."""
         self._held: defaultdict[str, set[int]] = defaultdict(set)
         self._ended: Counter[str] = Counter()
         self._moved: dict[str, float] = {}
@@ -64,6 +67,16 @@ class Ours:
     def stuck(self, webhook_id: str) -> bool:
         """Whether no place was taken or let go for some time: what is in the air waits for a slow endpoint."""
         return time.monotonic() > self._moved.get(webhook_id, 0.0) + _STUCK_SECONDS
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Hold the lock of ``changed``, as one of the ``waiters``."""
+        with self.changed:
+            self.waiters += 1
+            try:
+                yield
+            finally:
+                self.waiters -= 1
 
     def tell(self, _: object) -> None:
         """Wake up who waits."""

@@ -222,7 +222,7 @@ class _Tour:
                 for id in {ring.webhook_id for ring in self.todo}
             )
 
-        with ours.changed:
+        with ours.waiting():
             ours.changed.wait_for(something, _PATIENCE_SECONDS if self.todo else None)
             if any(future.done() for future in self.flying):
                 ours.changed.wait_for(lambda: all(future.done() for future in self.flying), _TOGETHER_SECONDS)
