@@ -19,7 +19,7 @@ run: .venv/local ## Run the stack until Ctrl-C; it prints its address, a key, an
 	@$(BIN)/tuneyard up
 
 test: .venv/dev ## The whole test suite, on the real local stack.
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: lint test ## What a change must pass.
 

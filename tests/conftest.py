@@ -29,6 +29,11 @@ NOT_STORAGE = ("AWS::Serverless", "AWS::Lambda", "AWS::CloudWatch", "AWS::SQS::Q
 TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes run the tests: each may start a stack of 2 GB."""
+    return min(4, os.cpu_count() or 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that import ART last: it patches transformers for the whole process."""
     items.sort(key=lambda item: item.get_closest_marker("judges") is not None)

@@ -1,7 +1,7 @@
 """Requests to addresses that users gave us: guarded, and over when their time is over whatever the other side does.
 
-Time-outs of HTTP clients are per read, so an endpoint that drips bytes would hold us for ever. Here the deadline sits
-in the network stream, and each operation gets what is left of it.
+Time-outs of HTTP clients are per read, so an endpoint that drips bytes would hold us for ever. Here each operation on
+the connection gets what is left until the deadline. h11 writes and reads the HTTP.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import httpcore
+import h11
 import httpx
 
 from tuneyard import guard
@@ -26,6 +26,7 @@ from tuneyard.webhook_records import Answer, Outcome
 DNS_SECONDS = 3.0
 CONNECT_SECONDS = 5.0
 MOST_READ = 64 * 1024
+_MOST_HEAD, _MOST_AT_ONCE = 100 * 1024, 64 * 1024
 Address = tuple[socket.AddressFamily, str]
 
 
@@ -58,7 +59,7 @@ def download(url: str, *, most_bytes: int, seconds: float) -> bytes:
             raise Failed(Outcome.HTTP, f"The address answered {response.status}, not 200.")
         body = bytearray()
         with _named_failures("The connection ended before the file was complete."):
-            for chunk in response.iter_stream():
+            for chunk in response.body():
                 body += chunk
                 if len(body) > most_bytes:
                     raise Failed(Outcome.HTTP, f"The file is larger than {most_bytes / 1e6:g} MB.")
@@ -83,13 +84,11 @@ def _post(url: str, headers: list[tuple[str, str]], body: bytes, deadline: Deadl
     with _exchange("POST", url, headers, body, deadline) as response:
         head = bytearray()
         good = 200 <= response.status < 300
-        try:
-            for chunk in response.iter_stream():
+        with contextlib.suppress(h11.ProtocolError, OSError):
+            for chunk in response.body():
                 head += chunk
                 if len(head) >= MOST_READ:
                     break
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, TimeoutError):
-            pass
         return Answer(
             outcome=Outcome.SUCCEEDED if good else Outcome.HTTP,
             status_code=response.status,
@@ -102,44 +101,69 @@ def _post(url: str, headers: list[tuple[str, str]], body: bytes, deadline: Deadl
 @contextlib.contextmanager
 def _exchange(
     method: str, url: str, headers: list[tuple[str, str]], body: bytes, deadline: Deadline
-) -> Iterator[httpcore.Response]:
+) -> Iterator[_Response]:
     """Send a request on a connection of its own and wait for the status and headers of the answer."""
     try:
         target = guard.target(url)
     except Blocked as error:
         raise Failed(Outcome.BLOCKED, f"The URL is not allowed: {error}.") from error
-    origin = httpcore.Origin(target.scheme.encode(), target.host.encode(), target.port)
-    where = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     sent = [("Host", target.authority.decode("ascii")), *headers]
     if method == "POST":
         sent.append(("Content-Length", str(len(body))))
-    tls = _tls() if target.scheme == "https" else None
     with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(
-            httpcore.HTTPConnection(origin, ssl_context=tls, network_backend=_Network(deadline))
-        )
         with _named_failures("The connection ended before the endpoint had answered."):
-            response = stack.enter_context(
-                connection.stream(
-                    method, where, headers=[(k.encode(), v.encode()) for k, v in sent], content=body
-                )
-            )
+            connection = stack.enter_context(_connected(target, deadline))
+            request = h11.Request(method=method, target=target.path, headers=sent)
+            response = _Response(connection, deadline, request, body)
         yield response
 
 
 @contextlib.contextmanager
 def _named_failures(cut_short: str) -> Iterator[None]:
-    late = Failed(Outcome.TIMEOUT, "The endpoint had not answered in time.")
     try:
         yield
-    except (httpcore.TimeoutException, TimeoutError) as error:
-        raise late from error
-    except httpcore.ConnectError as error:
-        raise Failed(Outcome.CONNECT, "The connection was refused or lost.") from error
-    except httpcore.NetworkError as error:
+    except TimeoutError as error:
+        raise Failed(Outcome.TIMEOUT, "The endpoint had not answered in time.") from error
+    except OSError as error:
         raise Failed(Outcome.HTTP, cut_short) from error
-    except httpcore.ProtocolError as error:
+    except h11.ProtocolError as error:
         raise Failed(Outcome.HTTP, f"{cut_short} {error}") from error
+
+
+class _Response:
+    """What comes back for a request: the head is there, the body is read on demand, all of it by the deadline."""
+
+    def __init__(
+        self, connection: socket.socket, deadline: Deadline, request: h11.Request, body: bytes
+    ) -> None:
+        self._connection, self._deadline = connection, deadline
+        self._talk = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MOST_HEAD)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered all the same
+            for event in (request, h11.Data(body), h11.EndOfMessage()):
+                self._write(self._talk.send(event) or b"")
+        while not isinstance(head := self._event(), h11.Response):
+            pass
+        self.status: int = head.status_code
+        self.headers = head.headers.raw_items()
+
+    def body(self) -> Iterator[bytes]:
+        """The body as it comes in, raw."""
+        while isinstance(event := self._event(), h11.Data):
+            yield bytes(event.data)
+
+    def _event(self) -> Any:
+        while (event := self._talk.next_event()) is h11.NEED_DATA:
+            self._connection.settimeout(self._deadline.left())
+            received = self._connection.recv(_MOST_AT_ONCE)
+            if not received and self._talk.their_state is h11.SEND_RESPONSE:
+                raise h11.RemoteProtocolError("It said nothing.")
+            self._talk.receive_data(received)
+        return event
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            self._connection.settimeout(self._deadline.left())
+            data = data[self._connection.send(data) :]
 
 
 @Once
@@ -147,32 +171,39 @@ def _tls() -> ssl.SSLContext:
     """Certificates are always checked; ``SSL_CERT_FILE`` names other authorities than the usual ones."""
     context = httpx.create_ssl_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-class _Network(httpcore.NetworkBackend):
-    """Connections to addresses that were judged, with what is left of the deadline for every operation."""
+def _connected(target: guard.Target, deadline: Deadline) -> socket.socket:
+    """A connection to one of the host's addresses, each of which was judged, encrypted where the URL says so."""
+    found = _resolve(target.host, target.port, min(DNS_SECONDS, deadline.left()))
+    for _, address in found:
+        try:
+            guard.check_address(address)
+        except Blocked as error:
+            raise Failed(Outcome.BLOCKED, f"The URL is not allowed: {error}.") from error
+    connection = _connect(found, target.port, Deadline(min(CONNECT_SECONDS, deadline.left())))
+    try:
+        connection.settimeout(deadline.left())
+        return connection if target.scheme == "http" else _encrypted(connection, target.host)
+    except BaseException:
+        connection.close()
+        raise
 
-    def __init__(self, deadline: Deadline) -> None:
-        self.deadline = deadline
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002  the deadline counts
-        local_address: str | None = None,  # noqa: ARG002
-        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
-    ) -> httpcore.NetworkStream:
-        """Resolve the host once, judge every address it has, and connect to one of these very addresses."""
-        found = _resolve(host, port, min(DNS_SECONDS, self.deadline.left()))
-        for _, address in found:
-            try:
-                guard.check_address(address)
-            except Blocked as error:
-                raise Failed(Outcome.BLOCKED, f"The URL is not allowed: {error}.") from error
-        connecting = Deadline(min(CONNECT_SECONDS, self.deadline.left()))
-        return _Stream(_connect(found, port, connecting), self.deadline)
+def _encrypted(connection: socket.socket, host: str) -> ssl.SSLSocket:
+    """The same connection encrypted, once the certificate was found to be the named host's."""
+    try:
+        return _tls().wrap_socket(connection, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        told = f"The certificate of {host!r} cannot be trusted: {error.verify_message}."
+        raise Failed(Outcome.TLS, told) from error
+    except TimeoutError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "the connection ended"
+        raise Failed(Outcome.TLS, f"No encrypted connection could be made: {reason}.") from error
 
 
 def _resolve(host: str, port: int, seconds: float) -> list[Address]:
@@ -220,68 +251,3 @@ def _connect(addresses: list[Address], port: int, deadline: Deadline) -> socket.
     if late:
         raise Failed(Outcome.TIMEOUT, f"No connection within {CONNECT_SECONDS:.0f} s.")
     raise Failed(Outcome.CONNECT, "The connection was refused, or there is no way to the host.")
-
-
-class _Stream(httpcore.NetworkStream):
-    """A socket whose every operation ends by the deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
-        self.connection, self.deadline = connection, deadline
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002
-        """At most so many bytes as soon as there are any, none at the end."""
-        with self._operation(httpcore.ReadError, httpcore.ReadTimeout):
-            self.connection.settimeout(self.deadline.left())
-            return self.connection.recv(max_bytes)
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
-        """Send all of it."""
-        with self._operation(httpcore.WriteError, httpcore.WriteTimeout):
-            while buffer:
-                self.connection.settimeout(self.deadline.left())
-                buffer = buffer[self.connection.send(buffer) :]
-
-    def close(self) -> None:
-        """End the connection."""
-        self.connection.close()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ARG002
-    ) -> httpcore.NetworkStream:
-        """The same stream encrypted, once the certificate was found to be the named host's."""
-        try:
-            self.connection.settimeout(self.deadline.left())
-            return _Stream(
-                ssl_context.wrap_socket(self.connection, server_hostname=server_hostname), self.deadline
-            )
-        except ssl.SSLCertVerificationError as error:
-            self.close()
-            raise Failed(
-                Outcome.TLS,
-                f"The certificate of {server_hostname!r} cannot be trusted: {error.verify_message}.",
-            ) from error
-        except TimeoutError as error:
-            self.close()
-            raise httpcore.ReadTimeout from error
-        except (OSError, ValueError) as error:
-            self.close()
-            reason = getattr(error, "reason", None) or "the connection ended"
-            raise Failed(Outcome.TLS, f"No encrypted connection could be made: {reason}.") from error
-
-    def get_extra_info(self, info: str) -> Any:
-        """What httpcore asks about the connection."""
-        return {"ssl_object": self.connection if isinstance(self.connection, ssl.SSLSocket) else None}.get(
-            info
-        )
-
-    @contextlib.contextmanager
-    def _operation(self, broken: type[Exception], late: type[Exception]) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise late from error
-        except OSError as error:
-            raise broken(str(error)) from error

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from boto3.dynamodb.conditions import Attr
 
@@ -70,13 +70,19 @@ class Ours:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Hold the lock of ``changed``, as one of the ``waiters``."""
+        """Be one of the ``waiters``."""
         with self.changed:
             self.waiters += 1
-            try:
-                yield
-            finally:
+        try:
+            yield
+        finally:
+            with self.changed:
                 self.waiters -= 1
+
+    def wait_for(self, what: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is so, at most so long, looking again at whatever this process does."""
+        with self.changed:
+            self.changed.wait_for(what, seconds)
 
     def tell(self, _: object) -> None:
         """Wake up who waits."""

@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 from boto3.dynamodb.conditions import Attr
@@ -212,21 +212,23 @@ class _Tour:
 
     def _landed(self) -> list[tuple[Claimed, Future[Sent]]]:
         """Those that came back, all who do in a moment; none when a place became free, or there was none for long."""
-
-        own = {one.webhook.id for one in self.flying.values()}
-
-        def something() -> bool:
-            return any(future.done() for future in self.flying) or any(
-                (id not in own and ours.stuck(id))
-                or (not ours.all(id) and self.full.get(id) != ours.ended(id))
-                for id in {ring.webhook_id for ring in self.todo}
-            )
-
         with ours.waiting():
-            ours.changed.wait_for(something, _PATIENCE_SECONDS if self.todo else None)
+            if self.todo:
+                ours.wait_for(self._anything, _PATIENCE_SECONDS)
+            else:
+                wait(self.flying, return_when=FIRST_COMPLETED)
             if any(future.done() for future in self.flying):
-                ours.changed.wait_for(lambda: all(future.done() for future in self.flying), _TOGETHER_SECONDS)
+                wait(self.flying, _TOGETHER_SECONDS)
         return [(self.flying.pop(future), future) for future in list(self.flying) if future.done()]
+
+    def _anything(self) -> bool:
+        """Whether something came back, or a delivery to do may find a place now, or should not wait any more."""
+        own = {one.webhook.id for one in self.flying.values()}
+        return any(future.done() for future in self.flying) or any(
+            (id not in own and ours.stuck(id))
+            or (not ours.all(id) and self.full.get(id) != ours.ended(id))
+            for id in {ring.webhook_id for ring in self.todo}
+        )
 
     def _go_on(self, webhook_id: str, most: int) -> None:
         """Take on those who wait the longest in line for a place; when our time is over, another sender is rung."""

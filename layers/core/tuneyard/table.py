@@ -56,6 +56,7 @@ import boto3
 from boto3.dynamodb.conditions import Attr, ConditionBase, ConditionExpressionBuilder, Key
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from pydantic_core import from_json, to_json
 
 from tuneyard.errors import Conflict
 from tuneyard.once import Once
@@ -261,13 +262,13 @@ def _set_aside(params: dict[str, Any], context: dict[str, Any], **_: Any) -> Non
 
 
 def _put_in(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-    params["body"] = json.dumps(context.pop("tuneyard")).encode()
+    params["body"] = to_json(context.pop("tuneyard"))
 
 
 def _take_out(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
     """Read an answer as it is; what went wrong is boto3's to read."""
     if response_dict["status_code"] == 200:
-        customized_response_dict.update(json.loads(response_dict["body"]))
+        customized_response_dict.update(from_json(response_dict["body"]))
         response_dict["body"] = b"{}"
 
 
@@ -654,7 +655,7 @@ def _scalar(value: Any) -> dict[str, Any]:
 
 def _record(kind: type[R], item: dict[str, Any]) -> R:
     values = {name: _value(item[name]) for name in item.keys() & kind.model_fields.keys()}
-    rest = json.loads(item["json"]["S"]) if "json" in item else {}
+    rest = from_json(item["json"]["S"]) if "json" in item else {}
     return kind.model_validate(values | rest)
 
 
