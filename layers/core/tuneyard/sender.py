@@ -225,8 +225,7 @@ class _Tour:
         """Whether something came back, or a delivery to do may find a place now, or should not wait any more."""
         own = {one.webhook.id for one in self.flying.values()}
         return any(future.done() for future in self.flying) or any(
-            (id not in own and ours.stuck(id))
-            or (not ours.all(id) and self.full.get(id) != ours.ended(id))
+            (id not in own and ours.stuck(id)) or (not ours.all(id) and self.full.get(id) != ours.ended(id))
             for id in {ring.webhook_id for ring in self.todo}
         )
 
