@@ -12,8 +12,8 @@ import statistics
 import time
 from typing import Any
 
+from emulated import Evaluated
 from measuring import Result, stack
-from webhooks import Evaluated
 
 FEW, MANY = 100, 100_000
 

@@ -143,7 +143,7 @@ class Stack:
 
 
 @contextmanager
-def running(state: Path) -> Iterator[Stack]:
+def running(state: Path, *options: str) -> Iterator[Stack]:
     """The whole service, as a child of the tests, until the block ends; it leaves no process behind."""
     command = [
         sys.executable,
@@ -156,6 +156,7 @@ def running(state: Path) -> Iterator[Stack]:
         "0",
         "--json",
     ]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()

@@ -7,6 +7,7 @@ commits. Its defaults come from the model's own generation settings, so every op
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from tuneyard.completions import ChatRequest
@@ -32,6 +33,8 @@ PASSED = HONOURED | {
 _OWN = frozenset(ChatRequest.model_fields) - {"user", "stream_options"}
 _PROMPT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _LOCKED_OUT = (401, 403)
+_GRAMMAR = re.compile("grammar|json.?schema|structured.output", re.IGNORECASE)
+"""What vLLM calls a ``response_format`` by when it cannot compile it."""
 
 
 def request_body(chat: ChatRequest, model: str) -> dict[str, Any]:
@@ -118,6 +121,8 @@ def error(status: int, content: bytes | str) -> ApiError:
         return ContextLengthExceeded(message, param="messages")
     match status:
         case 400 | 422:
+            if param is None and _GRAMMAR.search(message):
+                param = "response_format"
             return Invalid(message or "vLLM does not take this request.", param=param)
         case 404:
             return ModelNotFound(message or "vLLM does not serve this model.", param="model")
