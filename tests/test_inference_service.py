@@ -202,6 +202,21 @@ def test_a_shared_prompt_is_read_once(house: House) -> None:
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+def test_prompts_that_wait_for_their_turn_take_what_others_have_read_meanwhile(house: House) -> None:
+    text = "Another prompt that nobody else in these tests has, and this time it comes a dozen times at once."
+    alone = house.ask(text, adapter="a1", max_tokens=3, temperature=0)
+
+    with served(house.spec, house.bucket, Limits(rows=16, chunk=16, worth_waiting=1000)) as patient:
+        answers = patient.ask_all([(text, {"adapter": "a1", "max_tokens": 3, "temperature": 0})] * 12)
+
+    read = alone["usage"]["prompt_tokens"]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached.count(read - 1) >= 6
+    assert {answer["choices"][0]["message"]["content"] for answer in answers} == {
+        alone["choices"][0]["message"]["content"]
+    }
+
+
 def test_more_requests_than_rows_all_get_their_own_answers(small: House, house: House) -> None:
     asked: list[Any] = [
         (f"{'Shared beginning of a prompt. ' * (i % 3)} Question {i % 5}",

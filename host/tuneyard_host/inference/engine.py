@@ -152,24 +152,38 @@ class Engine:
             sequence = self.waiting.next(projects)
             if sequence.cancelled:
                 continue
-            source, shared = self.rows.match(sequence.owner, sequence.prompt)
-            shared = min(shared, len(sequence.prompt) - 1)
-            if sequence.sampling.prompt_logprobs is not None:
-                shared = 0
-            here = min(shared, int(self.rows.filled[source]))
-            if shared - here >= self.limits.worth_waiting:
+            source, here, soon = self._match(sequence)
+            if soon - here >= self.limits.worth_waiting:
                 deferred.append(sequence)
                 continue
             row, source = self.rows.place(free, source, here)
             free.remove(row)
             self.rows.begin(row, sequence.owner, sequence.prompt, source=source, shared=here)
             self.rows.knobs[row] = sequence.sampling.knobs()
-            sequence.row, sequence.read, sequence.cached = row, here, here
+            sequence.row, sequence.read, sequence.cached, sequence.matched = row, here, here, self._clock
             self.running.extend([None] * (row + 1 - len(self.running)))
             self.running[row] = sequence
             self._reading.append(sequence)
             projects[sequence.project] += 1
         self.waiting.put_back(deferred)
+
+    def _match(self, sequence: Sequence) -> tuple[int, int, int]:
+        """The row that holds most of what its prompt begins with, how much, and how much a row will hold soon."""
+        most = 0 if sequence.sampling.prompt_logprobs is not None else len(sequence.prompt) - 1
+        source, here, soon = self.rows.match(sequence.owner, sequence.prompt)
+        return source, min(here, most), min(soon, most)
+
+    def _match_again(self, sequence: Sequence) -> bool:
+        """Take what was read since by others of a prompt that was not begun yet; whether that was anything."""
+        if sequence.matched == self._clock or sequence.read > sequence.cached:
+            return False
+        sequence.matched = self._clock
+        source, here, _ = self._match(sequence)
+        if here <= sequence.read:
+            return False
+        self.rows.take(sequence.row, source, here)
+        sequence.read = sequence.cached = here
+        return True
 
     def _close_gaps(self) -> None:
         """Move the last sequences into rows that stand empty between others: a batch is always the first B rows."""
@@ -187,6 +201,8 @@ class Engine:
     def _read(self) -> list[Sequence]:
         """One chunk of the prompts that are not read yet; those that end in it get their first token."""
         sizes = shares(self._reading, self.limits.chunk)
+        while any([self._match_again(sequence) for sequence in sizes]):
+            sizes = shares(self._reading, self.limits.chunk)
         readers = list(sizes)
         segments = [Segment(s.row, s.read, s.prompt[s.read : s.read + size]) for s, size in sizes.items()]
         if not segments:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .attention import Chunk, Segment
 from .lora import Mix
+from .scratch import Norm, Scratch
 from .weights import Layer, Linear, layers_of
 
 Look = Callable[[int, Tensor], Tensor]
@@ -48,7 +49,9 @@ class Network:
         half = self.head_dim // 2
         self.cos: Tensor = cos[0, :, None]
         self.sin: Tensor = torch.cat((-sin[0, :, None, :half], sin[0, :, None, half:]), -1)
-        self._known: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._places = torch.arange(context, device=self.device)
+        self._seen, self._unseen = (self.embedding.new_tensor(bias) for bias in (0, -torch.inf))
+        self._scratch = self._scratch_for(1)
 
     def row_bytes(self, context: int) -> int:
         """What one row of key-value memory takes."""
@@ -82,11 +85,11 @@ class Network:
         """One more token (B,) for each of the first B rows, at its position (B,); hidden states (B, D)."""
         batch, context = len(tokens), memory.shape[4]
         reach, long = _reach(positions)
-        seen = torch.arange(reach) <= torch.from_numpy(positions)[:, None]
-        mask = torch.zeros(batch, 1, 1, reach, dtype=self.dtype)
-        mask = mask.masked_fill_(~seen[:, None, None], -torch.inf).to(self.device)
-        heads = np.arange(batch)[:, None] * self.kv_heads + np.arange(self.kv_heads)
-        keys_at = torch.from_numpy(heads * context + positions[:, None]).to(self.device)
+        lanes = np.arange(batch * self.kv_heads).reshape(batch, -1) * context + positions[:, None]
+        tokens_at, positions_at, keys_at = (
+            torch.from_numpy(array).to(self.device) for array in (tokens, positions, lanes)
+        )
+        mask = torch.where(self._places[:reach] <= positions_at[:, None], self._seen, self._unseen)
         mix_near = self._by_products(memory, mask) if self._plain else self._by_kernel(memory, mask)
 
         def look(layer: int, q: Tensor) -> Tensor:
@@ -98,14 +101,13 @@ class Network:
                 mixed[row] = F.scaled_dot_product_attention(queries[row : row + 1], keys, values)[0]
             return mixed.view(batch, -1)
 
-        tokens_here, positions_here = (
-            torch.from_numpy(array).to(self.device) for array in (tokens, positions)
-        )
-        return self._blocks(tokens_here, positions_here, keys_at, memory, look, mix)
+        return self._blocks(tokens_at, positions_at, keys_at, memory, look, mix)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, D) -> (B, V) in fp32."""
-        return self.head(self._rms(hidden, self.norm)).float()
+        known, rows = self._scratch, hidden.shape[0]
+        norm = known.norm if known.tokens == rows else self._norm(rows)
+        return self.head(norm(hidden, self.norm)).float()
 
     def _blocks(
         self, tokens: Tensor, positions: Tensor, keys_at: Tensor, memory: Tensor, look: Look, mix: Mix
@@ -115,31 +117,42 @@ class Network:
         ``keys_at`` (T, Hkv): where the keys of each token go, in a layer's memory seen as (-1, d).
         """
         tokens, positions, keys_at = map(mix.arranged, (tokens, positions, keys_at))
-        values_at = keys_at + memory[0, 0, ..., 0].numel()
+        kept_at = torch.cat((keys_at, keys_at + memory.stride(1) // self.head_dim), 1)
         lanes = memory.view(len(memory), -1, self.head_dim).unbind()
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.cos.index_select(0, positions), self.sin.index_select(0, positions)
-        turning = self.heads + self.kv_heads
+        if self._scratch.tokens != x.shape[0]:
+            self._scratch = self._scratch_for(x.shape[0])
+        s = self._scratch
         for i, layer in enumerate(self.layers):
-            h = self._rms(x, layer.norm)
-            qkv = mix.add(i, "qkv", h, layer.qkv(h)).view(len(x), -1, self.head_dim)
-            qk = qkv[:, :turning]
-            if layer.head_norm is not None:
-                qk = self._rms(qk, layer.head_norm)
-            qk = (qk * cos).addcmul_(qk.roll(self.head_dim // 2, -1), sin)
-            lanes[i].index_put_((keys_at,), qk[:, self.heads :])
-            lanes[i].index_put_((values_at,), qkv[:, turning:])
-            h = mix.arranged(look(i, mix.restored(qk[:, : self.heads])))
+            h = s.norm(x, layer.norm)
+            mix.add(i, "qkv", h, layer.qkv(h, out=s.qkv))
+            qk = s.qk
+            if s.head_norm is not None and layer.head_norm is not None:
+                qk = s.head_norm(qk, layer.head_norm)
+            torch.cat(s.halves, -1, out=s.turned)
+            torch.addcmul(qk.mul_(cos), s.turned, sin, out=s.qk)
+            lanes[i].index_put_((kept_at,), s.kv)
+            h = mix.arranged(look(i, mix.restored(s.q)))
             x = mix.add(i, "o", h, layer.o.onto(x, h))
-            h = self._rms(x, layer.mlp_norm)
-            gate, up = mix.add(i, "gate_up", h, layer.gate_up(h)).chunk(2, -1)
-            h = F.silu(gate).mul_(up)
+            h = s.norm(x, layer.mlp_norm)
+            mix.add(i, "gate_up", h, layer.gate_up(h, out=s.gate_up))
+            h = F.silu(s.gate).mul_(s.up)
             x = mix.add(i, "down", h, layer.down.onto(x, h))
         return mix.restored(x)
 
+    def _scratch_for(self, tokens: int) -> Scratch:
+        inner, head_norm = self.layers[0].down.weight.shape[0], self.layers[0].head_norm is not None
+        heads = self.heads, self.kv_heads, self.head_dim
+        return Scratch(tokens, *heads, inner, self._norm(tokens), head_norm)
+
+    def _norm(self, tokens: int) -> Norm:
+        return Norm((tokens, self.embedding.shape[1]), self.epsilon, self.embedding)
+
     def _by_kernel(self, memory: Tensor, mask: Tensor) -> Look:
-        """Torch's own attention of queries (B, Hkv, G, d) under a mask (B, 1, 1, reach)."""
-        near = memory[:, :, : len(mask), :, : mask.shape[-1]].unbind()
+        """Torch's own attention of queries (B, Hkv, G, d) under a mask (B, reach)."""
+        near = memory[:, :, : mask.shape[0], :, : mask.shape[1]].unbind()
+        mask = mask[:, None, None]
 
         def mixed(layer: int, queries: Tensor) -> Tensor:
             keys, values = near[layer]
@@ -149,36 +162,18 @@ class Network:
 
     def _by_products(self, memory: Tensor, mask: Tensor) -> Look:
         """The same; on a CPU, over short rows, in two thirds of the time."""
-        seen = mask.expand(-1, self.kv_heads, self.heads // self.kv_heads, -1).flatten(0, 1)
-        near = memory.flatten(2, 3)[:, :, : len(seen), : mask.shape[-1]]
+        seen = mask.repeat_interleave(self.kv_heads, 0)[:, None]
+        count, reach = seen.shape[0], mask.shape[1]
+        near = memory.flatten(2, 3)[:, :, :count, :reach]
         keys, values = near[:, 0].mT.unbind(), near[:, 1].unbind()
         scale = self.head_dim**-0.5
 
         def mixed(layer: int, queries: Tensor) -> Tensor:
-            asked = queries.reshape(len(seen), -1, self.head_dim)
+            asked = queries.reshape(count, -1, self.head_dim)
             shares = torch.baddbmm(seen, asked, keys[layer], alpha=scale).softmax(-1)
             return shares.bmm(values[layer]).view(queries.shape)
 
         return mixed
-
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (..., D) over the root of its mean square, times the weight."""
-        if not self._plain:
-            scaled = F.rms_norm(x, (x.shape[-1],), None, self.epsilon)
-            return scaled * weight
-        # Torch's own takes seven passes; a matrix product sums faster than its sum does.
-        flat = x.reshape(-1, x.shape[-1])
-        mean, epsilon = self._constants(*flat.shape)
-        scale = torch.addmv(epsilon, flat * flat, mean).rsqrt_()
-        return (x * scale.view(*x.shape[:-1], 1)).mul_(weight)
-
-    def _constants(self, rows: int, size: int) -> tuple[Tensor, Tensor]:
-        """1 / size for each column, and epsilon for each row."""
-        found = self._known.get((rows, size))
-        if found is None:
-            found = torch.full((size,), 1 / size), torch.full((rows,), self.epsilon)
-            self._known[rows, size] = found
-        return found
 
 
 def _untouched(size: int, dtype: torch.dtype) -> Tensor:
@@ -192,6 +187,9 @@ def _untouched(size: int, dtype: torch.dtype) -> Tensor:
 
 def _reach(positions: np.ndarray) -> tuple[int, list[int]]:
     """How far one attention call for all rows looks, and the few rows, if any, that are better done on their own."""
+    longest = int(positions.max())
+    if (longest - int(positions.min())) * len(positions) <= LONG_ROW:
+        return longest + 1, []
     order = np.argsort(-positions)
     lengths = positions[order] + 1
     apart = np.concatenate(([0], np.cumsum(lengths + LONG_ROW)))[:-1]

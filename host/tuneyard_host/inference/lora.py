@@ -146,6 +146,8 @@ class Mix:
 
 def _stacked(pairs: list[Pair], rank: int) -> Pair:
     widened = [_widened(pair, rank) for pair in pairs]
+    if len(widened) == 1:
+        return widened[0][0][None], widened[0][1][None]
     return torch.stack([a for a, _ in widened]), torch.stack([b for _, b in widened])
 
 

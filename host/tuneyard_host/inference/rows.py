@@ -30,20 +30,25 @@ class Rows:
         self.used = np.zeros(self.count, np.int64)
         self._lines = (self.held, self.promised, self.filled, self.owner, self.last, self.knobs, self.used)
 
-    def match(self, owner: str, prompt: np.ndarray) -> tuple[int, int]:
-        """The row that shares, or will share, the longest beginning with the prompt, and how much of it."""
+    def match(self, owner: str, prompt: np.ndarray) -> tuple[int, int, int]:
+        """The row that holds most of the prompt's beginning, how much of it, and how much a row will hold soon."""
         same = self.held[:, : len(prompt)] == prompt
-        lengths = np.where(same.all(1), len(prompt), same.argmin(1))
-        lengths = np.minimum(lengths, self.promised) * (self.owner == owner)
-        row = int(lengths.argmax())
-        return row, int(lengths[row])
+        lengths = np.where(same.all(1), len(prompt), same.argmin(1)) * (self.owner == owner)
+        ready = np.minimum(lengths, self.filled)
+        row = int(ready.argmax())
+        return row, int(ready[row]), int(np.minimum(lengths, self.promised).max())
 
     def begin(self, row: int, owner: str, prompt: np.ndarray, *, source: int, shared: int) -> None:
         """Give the row a new prompt, of which the first ``shared`` tokens are taken from row ``source``."""
+        self.held[row, : len(prompt)] = prompt
+        self.promised[row], self.owner[row] = len(prompt), owner
+        self.take(row, source, shared)
+
+    def take(self, row: int, source: int, shared: int) -> None:
+        """Fill the row with the first ``shared`` tokens of row ``source``."""
         if source != row and shared:
             self._copy(source, row, shared)
-        self.held[row, : len(prompt)] = prompt
-        self.promised[row], self.filled[row], self.owner[row] = len(prompt), shared, owner
+        self.filled[row] = shared
 
     def place(self, free: list[int], source: int, shared: int) -> tuple[int, int]:
         """Choose and clear one of the ``free`` rows; the row to use, and where ``source`` is now.
@@ -57,7 +62,9 @@ class Rows:
         others = [row for row in free if row != source] or free
         oldest = others[int(self.used[others].argmin())]
         if oldest != place:
-            self.swap(place, oldest)
+            self._copy(place, oldest, int(self.filled[place]))
+            for line in self._lines:
+                line[oldest] = line[place]
             source = oldest if source == place else source
         return place, source
 

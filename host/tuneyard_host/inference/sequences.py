@@ -54,6 +54,9 @@ class Sequence:
     read: int = 0
     """How much of the prompt has its keys and values in memory."""
     cached: int = 0
+    """How much of it was there already."""
+    matched: int = -1
+    """When the rows were last searched for its beginning."""
     _counts: Tensor | None = None
     _seen: Tensor | None = None
     _noted: int = 0
@@ -150,6 +153,10 @@ class Waiting:
         return dropped
 
 
+ABOUT = 16
+"""Tokens by which one prompt is hardly shorter than another."""
+
+
 def shares(reading: list[Sequence], room: int) -> dict[Sequence, int]:
     """How many tokens of each prompt are read next, ``room`` in all, for prompts in their order of arrival.
 
@@ -161,7 +168,11 @@ def shares(reading: list[Sequence], room: int) -> dict[Sequence, int]:
     if reading:
         first = reading[0]
         sizes[first] = min(left[first], room if len(left) == 1 else room // 2)
-        for sequence in [*sorted(reading[1:], key=left.__getitem__), first]:
-            size = sizes.get(sequence, 0)
-            sizes[sequence] = size + min(left[sequence] - size, room - sum(sizes.values()))
-    return {sequence: size for sequence, size in sizes.items() if size}
+        room -= sizes[first]
+        # Of about equals those who came first: they have the first rows, and a step decodes up to the last that writes.
+        for sequence in [*sorted(reading[1:], key=lambda s: left[s] // ABOUT), first]:
+            more = min(left[sequence] - sizes.get(sequence, 0), room)
+            if more:
+                sizes[sequence] = sizes.get(sequence, 0) + more
+                room -= more
+    return sizes

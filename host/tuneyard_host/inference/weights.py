@@ -21,9 +21,11 @@ class Linear:
     weight: Tensor
     bias: Tensor | None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x (T, in) -> (T, out)"""
-        return x.mm(self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self.bias is None:
+            return torch.mm(x, self.weight, out=out)
+        return torch.addmm(self.bias, x, self.weight, out=out)
 
     def onto(self, y: Tensor, x: Tensor) -> Tensor:
         """y (T, out) + the projection of x (T, in)"""
