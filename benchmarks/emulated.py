@@ -91,7 +91,7 @@ def surroundings() -> Iterator[str]:
     from tuneyard_host.local import emulator
     from tuneyard_host.local.folder import Folder
 
-    port = free_port()
+    port, before = free_port(), dict(os.environ)
     endpoint = f"http://127.0.0.1:{port}"
     for name in [name for name in os.environ if name.startswith(("AWS_", "TUNEYARD_"))]:
         del os.environ[name]
@@ -111,7 +111,11 @@ def surroundings() -> Iterator[str]:
         wait_for(f"{endpoint}/_ministack/health")
         deploy()
         forget()
-        yield hooks
+        try:
+            yield hooks
+        finally:
+            os.environ.clear()
+            os.environ |= before
 
 
 def forget() -> None:

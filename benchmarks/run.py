@@ -32,8 +32,8 @@ def main(names: list[str]) -> None:
         results: list[Result] = module.measure()
         sections[name] = _section(name, module.__doc__ or "", results, time.monotonic() - began, load)
         sys.stdout.write(sections[name] + "\n")
-    body = "\n".join(sections[name] for name in ALL + NAMED if name in sections)
-    (HERE / "RESULTS.md").write_text(f"# Results\n\nWritten by `make bench`.\n\n{body}")
+        body = "\n".join(sections[name] for name in ALL + NAMED if name in sections)
+        (HERE / "RESULTS.md").write_text(f"# Results\n\nWritten by `make bench`.\n\n{body}")
 
 
 def _section(name: str, about: str, results: list[Result], seconds: float, load: float) -> str:

@@ -84,6 +84,11 @@ class Rate(NamedTuple):
     a_cpu_second: float
     """By the processor time of the process that did it, whatever the others took."""
 
+    @classmethod
+    def mean(cls, rates: list[Rate]) -> Rate:
+        """The rate of doing as much at each of these rates."""
+        return cls(*map(statistics.harmonic_mean, zip(*rates, strict=True)))
+
 
 def bare_loop(url: str, many: int, *, pooled: bool) -> Rate:
     """Requests of a loop that signs and posts, with nothing around it."""
@@ -175,7 +180,7 @@ def from_event_to_post() -> list[Result]:
 
 
 def deliveries_a_second(bench: Bench, many: int) -> list[Result]:
-    """Deliveries of rows that are there already, to 20 webhooks, against the bare loops."""
+    """Deliveries of rows that are there already, to 20 webhooks, against the bare loops before and after them."""
     from tuneyard import queues
     from tuneyard_host.local import sender
 
@@ -185,12 +190,15 @@ def deliveries_a_second(bench: Bench, many: int) -> list[Result]:
         bench.fire()
     while queues.waiting(bench.settings.delivery_queue_url) < many // 10:
         time.sleep(0.2)
+    url, loops = f"{bench.hooks.address}/ok", [(False, True), (True, False)]
+    bare = [(pooled, bare_loop(url, many // 2, pooled=pooled)) for pooled in loops[0]]
     bench.send = sender.sending()
     began, worked = time.time(), time.process_time()
     bench.send.start()
     took = bench.hooks.arrived("/rate", many=many, every=0.5)[-1] - began
     rate = Rate(many / took, many / (time.process_time() - worked))
-    fresh, pooled = (bare_loop(f"{bench.hooks.address}/ok", many, pooled=pooled) for pooled in (False, True))
+    bare += [(pooled, bare_loop(url, many // 2, pooled=pooled)) for pooled in loops[1]]
+    fresh, pooled = (Rate.mean([one for how, one in bare if how is pooled]) for pooled in (False, True))
     for id in made:
         bench.delete(id)
     told = "claimed, signed, sent and recorded, peer: bare httpx loop,"

@@ -100,8 +100,7 @@ def numbers() -> list[int]:
 
 def free(webhook_id: str, now: int) -> list[int]:
     """The places that nobody holds, in any order."""
-    held = table.children(Slot, webhook_id, limit=settings().webhook_in_flight)
-    taken = {slot.number for slot in held if slot.until > now}
+    taken = _taken(webhook_id, now)
     return [number for number in numbers() if number not in taken]
 
 
@@ -124,7 +123,7 @@ def stand_in_line(rings: list[Ring], now: int) -> None:
 
 def tell_a_holder(webhook_id: str, now: int) -> bool:
     """Have one of those who hold a place go on with the line; False when every place is free by now."""
-    return any(_told(webhook_id, number, now) for number in numbers())
+    return any(_told(webhook_id, number, now) for number in _taken(webhook_id, now))
 
 
 def from_line(webhook_id: str, most: int) -> list[Ring]:
@@ -138,6 +137,11 @@ def from_line(webhook_id: str, most: int) -> list[Ring]:
         if taken:
             return [_ring(row) for row in taken]
     return []
+
+
+def _taken(webhook_id: str, now: int) -> set[int]:
+    held = table.children(Slot, webhook_id, limit=settings().webhook_in_flight)
+    return {slot.number for slot in held if slot.until > now}
 
 
 def _told(webhook_id: str, number: int, now: int) -> bool:

@@ -30,7 +30,7 @@ _BUDGET_SECONDS = 25.0
 """How long one call goes on to take deliveries that wait for the same webhook."""
 _TOGETHER_SECONDS = 0.02
 """How long a result waits for those of other endpoints, to be written together with them."""
-_PATIENCE_SECONDS = 0.1
+_PATIENCE_SECONDS = 0.5
 """How long deliveries of one call wait for a place that other calls of this process hold, before they stand in line."""
 _MOST_THREADS = 1000
 
