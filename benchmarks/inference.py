@@ -2,10 +2,10 @@
 
 Service and peers take turns in the same run, each in a process of its own with the same number of torch threads, on
 prompts of one length, sampling at temperature 1 without a stop; the tiny model writes 48 tokens whatever the crowd.
-Tokens per second of CPU are those of the process that generates, its HTTP included: the fairer figure on a machine that
-does other work too. A static batch shows its first token when it is done, so that is what the time to the first token is
-compared with. `transformers serve` runs with continuous batching, and without adapters. Each figure is the median of the
-rounds.
+Tokens per second of CPU are those of the process that generates, its HTTP included: the fairer figure on a machine
+that does other work too. A static batch shows its first token when it is done, so that is what the time to the first
+token is compared with. `transformers serve` runs with continuous batching, and without adapters. Each figure is the
+median of the rounds.
 """
 
 from __future__ import annotations
