@@ -30,8 +30,8 @@ TINY = {"id": "tuneyard/tiny", "source": "builtin:tiny", "learning_rate": 0.003}
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """How many processes run the tests: each may start a stack of 2 GB."""
-    return min(4, os.cpu_count() or 1)
+    """How many processes run the tests: one for each core and each 4 GB, of which a stack takes half."""
+    return max(1, min(4, os.cpu_count() or 1, psutil.virtual_memory().total // 4_000_000_000))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
