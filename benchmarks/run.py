@@ -38,7 +38,11 @@ def main(names: list[str]) -> None:
 
 def _section(name: str, about: str, results: list[Result], seconds: float, load: float) -> str:
     commit = _output("git", "rev-parse", "--short", "HEAD")
-    changed = " with changes" if _output("git", "status", "--porcelain", "--untracked-files=no") else ""
+    changed = (
+        " with changes"
+        if _output("git", "status", "--porcelain", "--untracked-files=no", ":!benchmarks/RESULTS.md")
+        else ""
+    )
     busy = ": other work was going on, so only ratios mean something" if load > 0.5 else ""
     lines = [
         f"## {name}",
