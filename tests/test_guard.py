@@ -130,6 +130,8 @@ def test_a_public_address_is_taken(strict: None, address: str):
 def test_metadata_services_stay_shut_even_on_a_laptop(receiver: Receiver, address: str):
     with pytest.raises(guard.Blocked):
         guard.check_address(address)
+    with pytest.raises(guard.Blocked):
+        guard.target(f"http://[{address}]/" if ":" in address else f"http://{address}/")
 
 
 def test_one_private_address_among_public_ones_is_enough_to_refuse(

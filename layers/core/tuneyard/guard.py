@@ -7,6 +7,7 @@ judged. ``ipaddress.is_global`` would not do: it takes NAT64 and multicast for g
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from functools import lru_cache
@@ -88,7 +89,10 @@ def target(text: str, *, own_hosts: tuple[str, ...] = ()) -> Target:
         raise Blocked("it names no host")
     port = {"https": 443, "http": 80}[url.scheme] if url.port is None else url.port
     _check_own(host, port, (settings().api_host, *settings().own_hosts, *own_hosts))
-    if not local:
+    if local:
+        with contextlib.suppress(ValueError):
+            check_address(str(ipaddress.ip_address(host)))
+    else:
         _check_name(host)
         if port not in settings().webhook_ports:
             allowed = ", ".join(map(str, settings().webhook_ports))
