@@ -371,7 +371,7 @@ def test_a_test_says_what_failed(
         ("http", receiver.on("/reset", reset())),
         ("timeout", receiver.on("/slow", drip(b"", every=0.5))),
         ("connect", "http://127.0.0.1:1/"),
-        ("blocked", "http://169.254.169.254/latest"),
+        ("blocked", "http://169.254.43518/latest"),  # what the resolver takes for 169.254.169.254
         ("dns", "http://no-such-host.invalid/"),
     ):
         shown = api.post("/v1/teams/acme/webhooks/test", json={"url": url}).json()
