@@ -67,10 +67,11 @@ def is_full(folder: Path) -> bool:
 class Bell:
     """``asyncio`` for the emulator's queues: a long poll of theirs looks ten times a second, and here when it rings."""
 
-    iscoroutine = staticmethod(asyncio.iscoroutine)
-
     def __init__(self) -> None:
         self._rung = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
 
     async def sleep(self, seconds: float) -> None:
         """Wait so long, or until a message was sent."""

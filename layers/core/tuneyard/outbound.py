@@ -26,7 +26,7 @@ from tuneyard.webhook_records import Answer, Outcome
 DNS_SECONDS = 3.0
 CONNECT_SECONDS = 5.0
 MOST_READ = 64 * 1024
-_MOST_HEAD, _MOST_AT_ONCE = 100 * 1024, 64 * 1024
+_MOST_HEAD = 100 * 1024
 Address = tuple[socket.AddressFamily, str]
 
 
@@ -154,7 +154,7 @@ class _Response:
     def _event(self) -> Any:
         while (event := self._talk.next_event()) is h11.NEED_DATA:
             self._connection.settimeout(self._deadline.left())
-            received = self._connection.recv(_MOST_AT_ONCE)
+            received = self._connection.recv(MOST_READ)
             if not received and self._talk.their_state is h11.SEND_RESPONSE:
                 raise h11.RemoteProtocolError("It said nothing.")
             self._talk.receive_data(received)
