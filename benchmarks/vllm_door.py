@@ -36,8 +36,10 @@ async def _measure(ours: tuple[str, str, str], url: str, key: str) -> list[Resul
     async with aiohttp.ClientSession(connector=connector) as session:
         async with session.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}) as answer:
             name = (await answer.json())["data"][0]["id"]
+        async with session.get(f"{url}/version") as answer:
+            served = Result("vLLM", (await answer.json())["version"], name)
         ways = {"ours": ours, "alone": (f"{url}/v1/chat/completions", key, name)}
-        results = []
+        results = [served]
         for crowd in CROWDS:
             speeds: dict[str, list[float]] = {way: [] for way in ways}
             for number in range(ROUNDS + 1):
