@@ -40,7 +40,9 @@ def _section(name: str, about: str, results: list[Result], seconds: float, load:
     commit = _output("git", "rev-parse", "--short", "HEAD")
     changed = (
         " with changes"
-        if _output("git", "status", "--porcelain", "--untracked-files=no", ":!benchmarks/RESULTS.md")
+        if _output(
+            "git", "status", "--porcelain", "--untracked-files=no", ":(top,exclude)benchmarks/RESULTS.md"
+        )
         else ""
     )
     busy = ": other work was going on, so only ratios mean something" if load > 0.5 else ""
