@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 
 from inference_fixtures import TOKEN, House, base_folder, bucket, house, served  # noqa: F401
-from tuneyard_host.inference.engine import Limits
+from tuneyard_host.inference.engine import Engine, Limits
 
 FOREVER = {"ignore_eos": True, "max_tokens": 400}
 
@@ -247,10 +247,14 @@ def test_a_full_queue_is_503_with_retry_after(small: House) -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole"])
-def test_a_client_that_hangs_up_frees_its_rows(small: House, address: str, streamed: bool) -> None:
+def test_a_client_that_hangs_up_frees_its_rows(
+    small: House, address: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     body = small.body("Hello", n=2, stream=streamed, **FOREVER)
     small.ask("Warm up", max_tokens=1)
+    write = Engine._write
+    monkeypatch.setattr(Engine, "_write", lambda engine: time.sleep(0.1) or write(engine))
 
     with httpx.Client(headers=headers, timeout=httpx.Timeout(10, read=10 if streamed else 0.3)) as client:
         if streamed:
