@@ -52,6 +52,17 @@ def load(house: House) -> dict[str, int]:
     return found
 
 
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Makes each step of an engine take so many seconds longer, so that what takes several is still under way."""
+    step = Engine._step
+
+    def slow_down(seconds: float) -> None:
+        monkeypatch.setattr(Engine, "_step", lambda engine: time.sleep(seconds) or step(engine))
+
+    return slow_down
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not holds():
@@ -230,7 +241,9 @@ def test_more_requests_than_rows_all_get_their_own_answers(small: House, house: 
         assert answer["choices"][0]["message"] == expected["choices"][0]["message"]
 
 
-def test_a_full_queue_is_503_with_retry_after(small: House) -> None:
+def test_a_full_queue_is_503_with_retry_after(small: House, slow: Callable[[float], None]) -> None:
+    slow(0.005)
+
     async def ask() -> tuple[httpx.Response, list[httpx.Response]]:
         async with small.client() as client:
             body = small.body("Hello", n=30, max_tokens=60, ignore_eos=True)
@@ -248,13 +261,12 @@ def test_a_full_queue_is_503_with_retry_after(small: House) -> None:
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole"])
 def test_a_client_that_hangs_up_frees_its_rows(
-    small: House, address: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
+    small: House, address: str, streamed: bool, slow: Callable[[float], None]
 ) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     body = small.body("Hello", n=2, stream=streamed, **FOREVER)
     small.ask("Warm up", max_tokens=1)
-    write = Engine._write
-    monkeypatch.setattr(Engine, "_write", lambda engine: time.sleep(0.1) or write(engine))
+    slow(0.1)
 
     with httpx.Client(headers=headers, timeout=httpx.Timeout(10, read=10 if streamed else 0.3)) as client:
         if streamed:
@@ -268,8 +280,9 @@ def test_a_client_that_hangs_up_frees_its_rows(
     wait_until(lambda: load(small)["running"] + load(small)["waiting"] == 0)
 
 
-def test_a_long_prompt_does_not_hold_up_the_others(small: House) -> None:
+def test_a_long_prompt_does_not_hold_up_the_others(small: House, slow: Callable[[float], None]) -> None:
     small.ask("Warm up", max_tokens=1)
+    slow(0.05)
 
     async def both() -> list[str]:
         ended: list[str] = []
@@ -288,7 +301,11 @@ def test_a_long_prompt_does_not_hold_up_the_others(small: House) -> None:
     assert asyncio.run(both()) == ["short", "long"]
 
 
-def test_a_project_with_one_request_does_not_wait_behind_anothers_crowd(small: House) -> None:
+def test_a_project_with_one_request_does_not_wait_behind_anothers_crowd(
+    small: House, slow: Callable[[float], None]
+) -> None:
+    slow(0.01)
+
     async def race() -> list[str]:
         order: list[str] = []
         async with small.client() as client:
