@@ -380,6 +380,22 @@ def test_answers_of_a_vllm_before_nested_errors_are_read_too():
     assert str(wire.error(500, b"<html>")).startswith("The inference engine failed")
 
 
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Invalid JSON grammar specification.", "response_format"),
+        ("Invalid grammar specification.", "response_format"),
+        ("Something else.", None),
+    ],
+)
+def test_a_form_that_vllm_cannot_compile_is_refused_by_its_option(message: str, param: str | None):
+    told = json.dumps({"error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}})
+
+    found = wire.error(400, told)
+
+    assert (found.status, found.param, str(found)) == (422, param, message)
+
+
 def test_top_logprobs_go_only_with_logprobs():
     chat = ChatRequest(model="m", messages=[{"role": "user", "content": "?"}], top_logprobs=0)
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class Consumer:
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="consumer")
         self._client: SQSClient = boto3.client("sqs", config=Config(max_pool_connections=4))
         self._stopped, self._ended = threading.Event(), threading.Event()
-        self._calls: set[int] = set()
+        self._calls: set[Future[None]] = set()
         """The calls in hand."""
         self._done: SimpleQueue[str] = SimpleQueue()
         self._thread = threading.Thread(target=self._receive, daemon=True)
@@ -75,7 +75,7 @@ class Consumer:
         self._delete_done(least=1)
 
     def _receive(self) -> None:
-        number, least = 0, 1
+        least = 1
         while not self._stopped.is_set():
             try:
                 self._delete_done(least)
@@ -86,9 +86,9 @@ class Consumer:
                 messages = self._next()
                 least = _DELETED if len(messages) == self.batch else 1
                 if messages:
-                    number += 1
-                    self._calls.add(number)
-                    self._pool.submit(self._work, number, messages)
+                    call = self._pool.submit(self._work, messages)
+                    self._calls.add(call)
+                    call.add_done_callback(self._end)
             except Exception:
                 logger.exception("queue cannot be read")
                 self._stopped.wait(1)
@@ -114,7 +114,7 @@ class Consumer:
                 entries: Any = [{"Id": str(n), "ReceiptHandle": one} for n, one in enumerate(receipts)]
                 self._client.delete_message_batch(QueueUrl=self.queue_url, Entries=entries)
 
-    def _work(self, number: int, messages: list[MessageTypeDef]) -> None:
+    def _work(self, messages: list[MessageTypeDef]) -> None:
         try:
             records = [{"messageId": one["MessageId"], "body": one["Body"]} for one in messages]
             failures = self.handler({"Records": records}, None)["batchItemFailures"]
@@ -124,6 +124,7 @@ class Consumer:
                     self._done.put(one["ReceiptHandle"])
         except Exception:
             logger.exception("messages failed")
-        finally:
-            self._calls.discard(number)
-            self._ended.set()
+
+    def _end(self, call: Future[None]) -> None:
+        self._calls.discard(call)
+        self._ended.set()

@@ -25,7 +25,7 @@ SAVE = "/_tuneyard/save"
 LEAST_FREE_BYTES = 50_000_000
 _READS = ("Get", "Describe", "List", "Query", "Scan", "BatchGet", "Receive", "Head", "Lookup")
 _PURE = ("_tokenize", "_condition_syntax_error")
-"""What the emulated table computes again for every item of a query: three quarters of its time on a long partition."""
+"""What the emulated table computes again for every item of a query: three quarters of what a condition takes."""
 _RINGS = ("SendMessage", "SendMessageBatch", "PutEvents")
 
 
